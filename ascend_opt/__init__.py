@@ -1,0 +1,1 @@
+"""Pluggable optimization passes for an installed vLLM / vllm-ascend."""

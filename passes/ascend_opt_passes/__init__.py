@@ -1,0 +1,1 @@
+"""The built-in passes, one file each, registered like any third party's."""
