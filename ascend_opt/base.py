@@ -1,0 +1,187 @@
+"""What a pass declares: the facts about it, its conditions, and its patches.
+
+A pass is one class. Its patches are its methods, marked with the target that they replace:
+
+    class Greeter(Pass):
+        \"\"\"Say hello before every step.\"\"\"
+
+        name = "greeter"
+        origin = "example #1"
+        remove_when = "the runner greets by itself"
+        conditions = (Requires("vllm"),)
+
+        @host_patch("vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model",
+                    known={"0123456789abcdef": "plain"})
+        def execute_model(self, wrapped, runner, args, kwargs):
+            self.counters["steps"] += 1
+            return wrapped(*args, **kwargs)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, TypeVar
+
+from ascend_opt.conditions import Condition
+from ascend_opt.parameters import NoParameters
+from ascend_opt.targets import Target
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BUILTIN = "builtin"
+"""The variant of a source that already does what the pass would do."""
+
+
+class Kind(StrEnum):
+    """How a patch is put in place."""
+
+    HOST = "host"
+    TRACED = "traced"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Our change to one target.
+
+    Attributes:
+        target: What is replaced.
+        kind: `host` (a wrapt wrapper around eager code) or `traced` (a plain function in place
+            of code that torch.compile sees, where a wrapper would be bypassed without an error).
+        method: The name of the pass's method that does the work.
+        known: Fingerprint of a recognised source, to the name of the variant it stands for.
+        leave: Variants on which this target is left alone.
+        optional: Whether the target may be missing (an older or newer design without it).
+        redo: Whether a call that failed in our code may be repeated with the original.
+    """
+
+    target: Target
+    kind: Kind
+    method: str
+    known: Mapping[str, str]
+    leave: frozenset[str] = frozenset()
+    optional: bool = False
+    redo: bool = True
+
+
+def host_patch(
+    target: str,
+    *,
+    known: Mapping[str, str],
+    leave: frozenset[str] = frozenset(),
+    optional: bool = False,
+    redo: bool = True,
+) -> Callable[[F], F]:
+    """Mark a method `(self, wrapped, instance, args, kwargs)` as the wrapper around a target.
+
+    For eager code only: torch.compile silently bypasses wrapt wrappers. See `Patch` for the
+    arguments. Set `redo=False` where the wrapper has effects that must not happen twice.
+    """
+    return _mark(Kind.HOST, target, known, leave, optional, redo)
+
+
+def traced_patch(
+    target: str,
+    *,
+    known: Mapping[str, str],
+    leave: frozenset[str] = frozenset(),
+    optional: bool = False,
+) -> Callable[[F], F]:
+    """Mark a method `(self, original) -> function` as the maker of a target's replacement.
+
+    The function takes the target's place as a plain function, so torch.compile traces it like
+    the original. Set `changes_graph = True` on the pass if it changes what is traced.
+    """
+    return _mark(Kind.TRACED, target, known, leave, optional, redo=False)
+
+
+def _mark(
+    kind: Kind,
+    target: str,
+    known: Mapping[str, str],
+    leave: frozenset[str],
+    optional: bool,
+    redo: bool,
+) -> Callable[[F], F]:
+    def mark(method: F) -> F:
+        method.__ascend_opt_patch__ = Patch(  # type: ignore[attr-defined]
+            Target.parse(target), kind, method.__name__, known, leave, optional, redo
+        )
+        return method
+
+    return mark
+
+
+class Pass:
+    """One optimisation. Subclass it, fill in the facts, mark the methods that patch.
+
+    Importing a pass must not import torch or vllm: do that inside the methods.
+
+    Attributes:
+        name: Kebab-case name that users write.
+        version: Changes whenever what the pass does changes (it enters the compile-cache key).
+        origin: Where the optimisation comes from, such as `vllm-ascend #2816`.
+        remove_when: When this pass can be deleted.
+        Parameters: Frozen dataclass of parameters, each with a default.
+        conditions: When the pass applies, in the order in which they are checked.
+        changes_graph: Whether the pass changes what torch.compile traces.
+        patches: Collected from the marked methods.
+        parameters: This instance's resolved parameters.
+        variants: Target to the recognised variant of its source, filled in before any patch.
+        counters: What the pass did; `steps` and `held` (steps on which its conditions held) first.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[str] = "1"
+    origin: ClassVar[str]
+    remove_when: ClassVar[str]
+    Parameters: ClassVar[type] = NoParameters
+    conditions: ClassVar[tuple[Condition, ...]] = ()
+    changes_graph: ClassVar[bool] = False
+    patches: ClassVar[tuple[Patch, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.patches = tuple(
+            method.__ascend_opt_patch__
+            for base in reversed(cls.__mro__)
+            for method in vars(base).values()
+            if hasattr(method, "__ascend_opt_patch__")
+        )
+
+    def __init__(self, parameters: Any = None) -> None:
+        self.parameters: Any = self.Parameters() if parameters is None else parameters
+        self.variants: dict[str, str] = {}
+        self.counters: Counter[str] = Counter()
+        self.failure: str | None = None
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return what the pass does, in one line: the first line of its docstring."""
+        return (cls.__doc__ or "").strip().split("\n", 1)[0]
+
+    def unmet(self) -> str | None:
+        """Return why this instance, with these parameters, cannot work here; None if it can.
+
+        Called once, before anything is patched, in the process that will run it. For what no
+        condition can express, such as a device library without the function that is needed.
+        """
+        return None
+
+    def applied(self) -> str:
+        """Return one line on what the pass does here, given the recognised variants."""
+        return ""
+
+    def reverted(self) -> None:
+        """Release what the pass holds (streams, buffers); called after its patches are out."""
+
+    def fail(self, reason: str) -> None:
+        """Switch this pass off in this process: from now on every target runs as if unpatched.
+
+        Safe at run time, inside an op or a wrapper; the framework takes the patches out soon
+        after and shows `failed` with the reason. Only the first reason is kept.
+        """
+        if self.failure is None:
+            self.failure = reason
