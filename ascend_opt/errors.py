@@ -34,6 +34,10 @@ class PatchError(AscendOptError, RuntimeError):
     """A patch could not be applied; the target is as it was before."""
 
 
+class ConflictError(PatchError):
+    """Someone else has patched the target."""
+
+
 class RevertError(AscendOptError, RuntimeError):
     """A patch cannot be taken out without breaking someone else's; nothing was changed."""
 

@@ -1,0 +1,296 @@
+"""The configuration: which passes, with what parameters, and what if one cannot apply.
+
+    version: 1                # optional
+    policy: skip              # or strict
+    passes:
+      sync-elision: {}
+      mlp-prefetch: {max_num_tokens: 500, gate_up_bytes: 18MiB}
+
+Everything is checked before anything is enabled; every error names the place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ascend_opt.base import Pass
+from ascend_opt.errors import ConfigError, ParameterError, nearest
+from ascend_opt.parameters import as_dict, names, resolve
+
+ENVIRONMENT = "VLLM_ASCEND_OPT"
+"""Carries the configuration to child processes: a YAML file, inline YAML or JSON, or `off`."""
+
+VERSION = 1
+OPTIONS = ("allow_unknown",)
+"""Keys of a pass's entry that are the framework's, not the pass's parameters."""
+
+
+class Policy(StrEnum):
+    """What happens when a pass of the configuration cannot apply."""
+
+    SKIP = "skip"
+    STRICT = "strict"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One pass that is asked for.
+
+    Attributes:
+        name: The pass.
+        parameters: Its resolved `Parameters`.
+        allow_unknown: Patch sources that the pass does not recognise.
+    """
+
+    name: str
+    parameters: Any
+    allow_unknown: bool = False
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return the entry as it would stand in a configuration."""
+        options = {"allow_unknown": True} if self.allow_unknown else {}
+        return {**options, **as_dict(self.parameters)}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked configuration."""
+
+    requests: tuple[Request, ...] = ()
+    policy: Policy = Policy.SKIP
+    place: str = "<config>"
+    off: bool = False
+
+
+@dataclass
+class _Places:
+    """Where each key stands: path of keys to `file:line:column`."""
+
+    document: str
+    marks: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
+
+    def of(self, *path: str) -> str:
+        while path and path not in self.marks:
+            path = path[:-1]
+        if path not in self.marks:
+            return self.document
+        line, column = self.marks[path]
+        return f"{self.document}:{line}:{column}"
+
+
+def from_environment(value: str, classes: Mapping[str, type[Pass]]) -> Config:
+    """Read the value of `VLLM_ASCEND_OPT`.
+
+    Raises:
+        ConfigError: See `parse`; also a file that is not there.
+    """
+    text = value.strip()
+    if not text:
+        return Config(place=ENVIRONMENT)
+    if text.lower() == "off":
+        return Config(place=ENVIRONMENT, off=True)
+    if text.startswith(("{", "passes:")) or "\n" in text:
+        return parse(text, ENVIRONMENT, classes)
+    if not Path(text).is_file():
+        raise ConfigError(
+            f"{ENVIRONMENT}={text!r}: no such file; expected the path of a YAML file, "
+            "inline YAML or JSON, or 'off'"
+        )
+    return from_file(text, classes)
+
+
+def from_file(path: str | os.PathLike[str], classes: Mapping[str, type[Pass]]) -> Config:
+    """Read a YAML file.
+
+    Raises:
+        ConfigError: The file cannot be read; see also `parse`.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{os.fspath(path)}: cannot be read: {reason}") from None
+    return parse(text, os.fspath(path), classes)
+
+
+def parse(text: str, place: str, classes: Mapping[str, type[Pass]]) -> Config:
+    """Read YAML (or JSON, which is YAML).
+
+    Args:
+        text: The document.
+        place: Its name in messages.
+        classes: The passes that can be named.
+
+    Raises:
+        ConfigError: Not YAML, a duplicate key, an unknown key or pass, or a value of the wrong
+            type; the message begins with `place:line:column`.
+    """
+    places = _Places(place)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = None if node is None else _plain(node, places, ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
+        raise ConfigError(f"{where}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        message = str(error) or "nested too deeply"
+        raise ConfigError(f"{place}: not valid YAML: {message}") from None
+    return from_mapping(data, classes, places=places)
+
+
+def from_mapping(
+    data: object,
+    classes: Mapping[str, type[Pass]],
+    *,
+    place: str = "<mapping>",
+    places: _Places | None = None,
+) -> Config:
+    """Check a configuration that is already a mapping.
+
+    Raises:
+        ConfigError: See `parse`.
+    """
+    places = places or _Places(place)
+    top = _mapping(data, places.of(), "the configuration", "'passes:'")
+    _known(top, ("version", "policy", "passes"), places, (), "key")
+    if top.get("version", VERSION) != VERSION:
+        found = top["version"]
+        raise ConfigError(f"{places.of('version')}: version {found!r}, expected {VERSION}")
+    policy = top.get("policy", Policy.SKIP.value)
+    if policy not in list(Policy):
+        raise ConfigError(
+            f"{places.of('policy')}: policy {policy!r}; {nearest(str(policy), list(Policy))}"
+        )
+    if "passes" not in top:
+        raise ConfigError(f"{places.of()}: no 'passes:' in the configuration")
+    entries = _mapping(top["passes"], places.of("passes"), "'passes'", "pass names")
+    _known(entries, tuple(classes), places, ("passes",), "pass")
+    requests = tuple(_request(name, entries[name], classes[name], places) for name in entries)
+    return Config(requests, Policy(policy), places.document)
+
+
+def _request(name: str, entry: object, cls: type[Pass], places: _Places) -> Request:
+    path = ("passes", name)
+    given = {} if entry is None else _mapping(entry, places.of(*path), name, "parameters or {}")
+    _known(given, (*OPTIONS, *names(cls.Parameters)), places, path, f"parameter of {name}")
+    allow = given.get("allow_unknown", False)
+    if not isinstance(allow, bool):
+        where = places.of(*path, "allow_unknown")
+        raise ConfigError(f"{where}: allow_unknown: found {allow!r}, expected true or false")
+    raw = {key: value for key, value in given.items() if key not in OPTIONS}
+    for key, value in raw.items():  # one by one, so that the message names the line
+        try:
+            resolve(name, cls.Parameters, {key: value})
+        except ParameterError as error:
+            raise ConfigError(f"{places.of(*path, key)}: {error}") from None
+    try:
+        return Request(name, resolve(name, cls.Parameters, raw), allow)
+    except ParameterError as error:  # values that do not go together
+        raise ConfigError(f"{places.of(*path)}: {error}") from None
+
+
+def _mapping(value: object, where: str, what: str, of: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return value
+    found = "nothing" if value is None else f"{type(value).__name__} ({value!r:.60})"
+    raise ConfigError(f"{where}: {what} is {found}, expected a mapping of {of}")
+
+
+def _known(
+    given: Mapping[str, Any],
+    valid: tuple[str, ...],
+    places: _Places,
+    path: tuple[str, ...],
+    what: str,
+) -> None:
+    for key in given:
+        if key not in valid:
+            raise ConfigError(
+                f"{places.of(*path, key)}: unknown {what} {key!r}; {nearest(key, valid)}"
+            )
+
+
+def _plain(node: yaml.Node, places: _Places, path: tuple[str, ...]) -> Any:
+    """Return plain values of a YAML node; remember places, refuse duplicate keys."""
+    mark = node.start_mark
+    places.marks.setdefault(path, (mark.line + 1, mark.column + 1))
+    if not isinstance(node, yaml.MappingNode):
+        loader = yaml.SafeLoader("")
+        try:
+            return loader.construct_object(node, deep=True)
+        except (ValueError, OverflowError) as error:  # 2024-13-99 is a malformed date to PyYAML
+            raise yaml.constructor.ConstructorError(None, None, str(error), mark) from None
+        finally:
+            loader.dispose()
+    result: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = _plain(key_node, _Places(""), ())
+        start = key_node.start_mark
+        where = (*path, str(key))
+        if where in places.marks:
+            line, column = places.marks[where]
+            raise ConfigError(
+                f"{places.document}:{start.line + 1}:{start.column + 1}: duplicate key {key!r}, "
+                f"first at {line}:{column}"
+            )
+        places.marks[where] = (start.line + 1, start.column + 1)
+        try:
+            result[key] = _plain(value_node, places, where)
+        except TypeError:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a key of type {type(key).__name__}", start
+            ) from None
+    return result
+
+
+def dump(requests: Mapping[str, Request], policy: Policy) -> str:
+    """Return the configuration as one line of JSON, for the environment of child processes."""
+    passes = {name: request.as_plain() for name, request in requests.items()}
+    return json.dumps({"policy": policy, "passes": passes})
+
+
+def schema(classes: Mapping[str, type[Pass]]) -> dict[str, Any]:
+    """Return the JSON schema of a configuration with these passes, for an editor to complete."""
+    from pydantic import TypeAdapter
+
+    entries = {}
+    for name, cls in classes.items():
+        entry = TypeAdapter(cls.Parameters).json_schema()
+        entry.pop("title", None)
+        entry["type"] = ["object", "null"]
+        entry["description"] = f"{cls.summary()} ({cls.origin})"
+        entry["additionalProperties"] = False
+        entry["properties"] = {
+            **entry.get("properties", {}),
+            "allow_unknown": {
+                "type": "boolean",
+                "default": False,
+                "description": "patch sources that the pass does not recognise",
+            },
+        }
+        entries[name] = entry
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "ascend_opt configuration",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["passes"],
+        "properties": {
+            "version": {"const": VERSION},
+            "policy": {"enum": list(Policy), "default": Policy.SKIP.value},
+            "passes": {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": entries,
+            },
+        },
+    }

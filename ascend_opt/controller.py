@@ -1,0 +1,322 @@
+"""All passes of this process: what was asked for, what happens to it, what children inherit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ascend_opt import compile_key, registry
+from ascend_opt import config as configuration
+from ascend_opt.config import ENVIRONMENT, OPTIONS, Config, Policy, Request
+from ascend_opt.engine import Engine, EngineWatch
+from ascend_opt.errors import AscendOptError, NotApplicableError, ParameterError, RevertError
+from ascend_opt.importing import imported, when_imported
+from ascend_opt.parameters import as_dict, resolve
+from ascend_opt.registry import Provided
+from ascend_opt.reporting import Reporter
+from ascend_opt.slot import Slot
+from ascend_opt.states import Explanation, PassStatus, State
+
+logger = logging.getLogger("vllm.ascend_opt")
+
+
+class Controller:
+    """Keeps one slot for each pass that was asked for. Thread-safe, and right after a fork.
+
+    Nothing is imported while the lock is held: the thread that imports a target waits for it in
+    our import hook.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._slots: dict[str, Slot] = {}
+        self._policy = Policy.SKIP
+        self._inherited: str | None = None  # the environment variable as this process found it
+        self._environment_read = False
+        self._off = False
+        self._engines: list[Engine] = []
+        self._watch = EngineWatch(self._engine_started)
+        self._reporter = Reporter(self._snapshot, self.look_after)
+        os.register_at_fork(
+            before=lambda: self._lock.acquire(),
+            after_in_parent=lambda: self._lock.release(),
+            after_in_child=self._after_fork,
+        )
+
+    def enable(self, name: str, given: Mapping[str, Any]) -> PassStatus:
+        """See `control.enable`."""
+        provided = registry.discover().get(name)
+        request = _request(provided, given)
+        self.read_environment()
+        self.look_after()
+        slot = Slot.prepare(provided, request)
+        with self._lock:
+            if self._off:
+                logger.warning("ascend_opt: %s stays off: %s=off", name, ENVIRONMENT)
+                return PassStatus(name, State.OFF, f"{ENVIRONMENT}=off", pid=os.getpid())
+            slot = self._switch(slot)
+            if not slot.usable:
+                raise NotApplicableError(f"{name} is {slot.state}: {slot.reason}")
+            self._export()
+            return slot.status()
+
+    def disable(self, name: str) -> PassStatus:
+        """See `control.disable`."""
+        provided = registry.discover().get(name)
+        self.read_environment()
+        with self._lock:
+            slot = self._slots.get(name)
+            if slot is None:
+                return _off(provided)
+            slot.revert()
+            compiled = provided.cls.changes_graph and slot.announced and bool(self._engines)
+            slot.refuse(
+                State.OFF,
+                "disabled; a model that was compiled or captured before keeps the patched code, "
+                "in which the pass does nothing any more"
+                if compiled
+                else "disabled",
+            )
+            self._export()
+            if not any(other.on for other in self._slots.values()):
+                self._watch.disarm()
+            self._reporter.start()
+            return slot.status()
+
+    def load(self, config: Config) -> list[PassStatus]:
+        """Switch on the passes of a checked configuration; if strict, all of them or none.
+
+        Raises:
+            NotApplicableError: The policy is strict and a pass cannot apply.
+        """
+        found = registry.discover()
+        prepared = [Slot.prepare(found.get(r.name), r, from_config=True) for r in config.requests]
+        with self._lock:
+            self._off = self._off or config.off
+            if self._off:
+                return []
+            _insist(config, prepared)
+            before = dict(self._slots)
+            slots = [self._switch(slot) for slot in prepared]
+            try:
+                _insist(config, slots)
+            except NotApplicableError:
+                for slot in slots:
+                    slot.revert()
+                self._slots = before
+                for slot in before.values():
+                    self._put_in_place(slot)
+                raise
+            self._policy = config.policy
+            for slot in slots:
+                if not slot.usable:
+                    logger.warning("ascend_opt: %s is %s: %s", slot.name, slot.state, slot.reason)
+            return [slot.status() for slot in slots]
+
+    def load_and_export(self, config: Config) -> list[PassStatus]:
+        """`load`, and hand it down to child processes."""
+        self.read_environment()
+        statuses = self.load(config)
+        with self._lock:
+            self._export()
+        return statuses
+
+    def read_environment(self) -> None:
+        """Apply `VLLM_ASCEND_OPT`, once for each process; what is wrong with it is one warning.
+
+        Raises:
+            NotApplicableError: Its policy is strict and a pass cannot apply.
+        """
+        with self._lock:
+            if self._environment_read:
+                return
+            self._environment_read = True
+            self._inherited = os.environ.get(ENVIRONMENT)
+        if not (self._inherited or "").strip():
+            return
+        try:
+            classes = registry.discover().classes()
+            config = configuration.from_environment(self._inherited or "", classes)
+        except AscendOptError as error:
+            logger.warning("ascend_opt: all passes stay off in this process: %s", error)
+            return
+        self.load(config)
+
+    def status(self) -> list[PassStatus]:
+        """See `control.status`."""
+        self.look_after()
+        known = registry.discover().passes
+        with self._lock:
+            return [
+                self._slots[name].status() if name in self._slots else _off(known[name])
+                for name in sorted({*known, *self._slots})
+            ]
+
+    def explain(self, name: str) -> Explanation:
+        """See `control.explain`."""
+        provided = registry.discover().get(name)
+        cls = provided.cls
+        with self._lock:
+            slot, engines = self._slots.get(name), list(self._engines)
+        trial = Slot.prepare(provided, slot.request if slot else Request(name, cls.Parameters()))
+        shown = slot or trial
+        return Explanation(
+            name=name,
+            summary=cls.summary(),
+            origin=cls.origin,
+            version=cls.version,
+            distribution=provided.distribution,
+            remove_when=cls.remove_when,
+            state=shown.state,
+            reason=shown.reason,
+            parameters=as_dict(trial.request.parameters),
+            findings=trial.findings(engines),
+            targets=tuple(recognition.report() for recognition in trial.recognitions),
+        )
+
+    def requests(self) -> dict[str, Request]:
+        """Return what is armed, active or builtin in this process."""
+        with self._lock:
+            return {slot.name: slot.request for slot in self._slots.values() if slot.usable}
+
+    def reset(self) -> None:
+        """See `control.reset`."""
+        with self._lock:
+            for slot in self._slots.values():
+                try:
+                    slot.revert()
+                except RevertError as error:
+                    slot.instance.fail("reset")
+                    logger.warning("ascend_opt: left in place, inert: %s", error)
+            self._slots.clear()
+            self._engines.clear()
+            self._watch.disarm()
+            if self._environment_read:
+                _set_environment(self._inherited)
+            self._environment_read = self._off = False
+            self._policy = Policy.SKIP
+            self._reporter.close()
+
+    def graph_fingerprint(self) -> str | None:
+        """Return a hash of all that our passes change in traced code; None if nothing."""
+        with self._lock:
+            facts = [
+                [slot.name, slot.provided.cls.version, as_dict(slot.request.parameters)]
+                for _, slot in sorted(self._slots.items())
+                if slot.on and slot.provided.cls.changes_graph
+            ]
+        if not facts:
+            return None
+        return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+
+    def look_after(self) -> None:
+        """Follow up on what happened to passes since the last time."""
+        with self._lock:
+            for slot in self._slots.values():
+                if slot.on:
+                    slot.look_after()
+
+    def _switch(self, slot: Slot) -> Slot:
+        """Put a prepared slot in the place of the pass's present one, and return what came of it.
+
+        Raises:
+            RevertError: What is on cannot be taken out; it stays on.
+        """
+        for engine in self._engines:
+            if slot.on:
+                slot.check(engine)
+        old = self._slots.get(slot.name)
+        if old is not None and old.on:
+            if old.request == slot.request:
+                return old
+            if not slot.on:
+                return slot  # the new parameters cannot apply: what is on stays on
+            old.revert()
+        self._slots[slot.name] = slot
+        self._put_in_place(slot)
+        if not slot.on and old is not None and old.on:
+            self._slots[slot.name] = old
+            self._put_in_place(old)
+        return slot
+
+    def _put_in_place(self, slot: Slot) -> None:
+        if slot.on:
+            slot.warn_of_unknown()
+            compile_key.enter(self.graph_fingerprint)
+            self._watch.arm()
+            for module in slot.modules():
+                when_imported(module, partial(self._module_imported, module))
+        self._reporter.start()
+
+    def _module_imported(self, module: str) -> None:
+        with self._lock:
+            for slot in self._slots.values():
+                if slot.on:
+                    slot.apply(module)
+        if imported(module) is not None:
+            self._reporter.start()
+
+    def _engine_started(self, engine: Engine) -> None:
+        with self._lock:
+            self._engines.append(engine)
+            for slot in [slot for slot in self._slots.values() if slot.on]:
+                slot.check(engine)
+                # Imports that no hook saw (a direct exec_module, a half-built module) count too.
+                for module in slot.modules():
+                    if slot.on:
+                        slot.apply(module)
+                if not slot.on and slot.from_config and self._policy is Policy.STRICT:
+                    raise NotApplicableError(
+                        f"policy strict, but {slot.name} is {slot.state}: {slot.reason}"
+                    )
+        self._reporter.start()
+
+    def _after_fork(self) -> None:
+        # The child starts with the parent's patches, and with counts of its own.
+        self._lock = threading.RLock()
+        for slot in self._slots.values():
+            slot.instance.counters.clear()
+
+    def _snapshot(self) -> tuple[list[PassStatus], int | None]:
+        with self._lock:
+            rank = self._engines[-1].rank if self._engines else None
+            return [slot.status() for slot in self._slots.values()], rank
+
+    def _export(self) -> None:
+        """Hand what is asked for here down to child processes and Ray workers."""
+        wanted = self.requests()
+        text = configuration.dump(wanted, self._policy) if wanted or self._inherited else None
+        _set_environment(text)
+
+
+def _insist(config: Config, slots: list[Slot]) -> None:
+    """Raise NotApplicableError if the policy is strict and a pass is not usable."""
+    unable = [f"{slot.name} is {slot.state}: {slot.reason}" for slot in slots if not slot.usable]
+    if unable and config.policy is Policy.STRICT:
+        raise NotApplicableError(f"{config.place}: policy strict, but {'; '.join(unable)}")
+
+
+def _set_environment(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(ENVIRONMENT, None)
+    else:
+        os.environ[ENVIRONMENT] = value
+
+
+def _off(provided: Provided) -> PassStatus:
+    return PassStatus(provided.cls.name, State.OFF, "not enabled", pid=os.getpid())
+
+
+def _request(provided: Provided, given: Mapping[str, Any]) -> Request:
+    cls = provided.cls
+    raw = {key: value for key, value in given.items() if key not in OPTIONS}
+    allow = given.get("allow_unknown", False)
+    if not isinstance(allow, bool):
+        raise ParameterError(f"{cls.name}: allow_unknown={allow!r}, expected True or False")
+    return Request(cls.name, resolve(cls.name, cls.Parameters, raw), allow)

@@ -1,0 +1,94 @@
+"""Seeing engines start: every worker of vLLM begins in `WorkerBase.__init__`, before its model.
+
+Engine conditions need the real `VllmConfig`, and nothing gives it to a plugin: inside the plugin
+function there is no current configuration yet.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import wrapt
+
+from ascend_opt.errors import NotApplicableError
+from ascend_opt.importing import imported, when_imported
+from ascend_opt.targets import Target, locate
+
+logger = logging.getLogger("vllm.ascend_opt")
+
+TARGET = Target("vllm.v1.worker.worker_base", "WorkerBase.__init__")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine's worker in this process.
+
+    Attributes:
+        config: Its `VllmConfig`.
+        rank: Its global rank.
+        running: Whether the worker existed before we looked, so that its model may be built.
+    """
+
+    config: Any
+    rank: int | None
+    running: bool
+
+
+class EngineWatch:
+    """Calls back whenever a worker is created in this process.
+
+    Args:
+        started: Called with the engine. What it raises is logged and goes no further, except
+            `NotApplicableError`, by which it refuses to let the engine start.
+    """
+
+    def __init__(self, started: Callable[[Engine], None]) -> None:
+        self._started = started
+        self._armed = False
+        self._handle: Any = None
+
+    @staticmethod
+    def unmet() -> str | None:
+        """Return why engines cannot be seen in the installed vLLM; None if they can."""
+        return None if locate(TARGET) else f"this vLLM has no {TARGET}: engines cannot be checked"
+
+    def arm(self) -> None:
+        """Watch from now on; engines that already run are reported once."""
+        if self._armed:
+            return
+        self._armed = True
+        when_imported(TARGET.module, self._install)
+
+    def disarm(self) -> None:
+        """Take the wrapper out again."""
+        self._armed = False
+        module = imported(TARGET.module)
+        if self._handle is not None and module is not None:
+            wrapt.unwrap_object(module, TARGET.qualname, self._handle, missing_ok=True)
+        self._handle = None
+
+    def _install(self) -> None:
+        module = imported(TARGET.module)
+        if not self._armed or self._handle is not None or module is None:
+            return
+        workers = [w for w in gc.get_objects() if isinstance(w, module.WorkerBase)]
+        self._handle = wrapt.wrap_function_wrapper(module, TARGET.qualname, self._after_init)
+        for worker in workers:
+            self._report(worker, running=True)
+
+    def _after_init(self, wrapped: Any, worker: Any, args: Any, kwargs: Any) -> None:
+        wrapped(*args, **kwargs)
+        self._report(worker, running=False)
+
+    def _report(self, worker: Any, running: bool) -> None:
+        try:
+            rank = getattr(worker, "rank", None)
+            self._started(Engine(worker.vllm_config, rank, running))
+        except NotApplicableError:
+            raise
+        except Exception:
+            logger.exception("ascend_opt: could not check the engine; it goes on")

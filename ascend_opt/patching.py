@@ -1,0 +1,226 @@
+"""Applying and reverting patches: all of a pass or none of it, never someone else's.
+
+A *host* patch is a wrapt wrapper, so it can be spliced out even under wrappers that others put on
+top later. A *traced* patch is a plain function in the target's place, because torch.compile
+bypasses wrapt wrappers without an error; it comes out only while it is outermost.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+import wrapt
+
+from ascend_opt.base import Kind, Pass, Patch
+from ascend_opt.errors import ConflictError, PatchError, RevertError
+from ascend_opt.recognition import Recognition
+from ascend_opt.targets import innermost, source_of, whence
+
+logger = logging.getLogger("vllm.ascend_opt")
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A patch in place.
+
+    Attributes:
+        patch: What was applied.
+        owner: The class or module that holds the target.
+        attribute: The target's name in it.
+        original: The object that was there, exactly (a staticmethod stays one).
+        installed: The object that we put there.
+        stale: Names elsewhere that still hold the original (`from x import y` done earlier).
+    """
+
+    patch: Patch
+    owner: Any
+    attribute: str
+    original: Any
+    installed: Any
+    stale: tuple[str, ...] = ()
+
+    def replaced_by(self) -> str | None:
+        """Return None while our patch is in place, else who stands there instead."""
+        current = vars(self.owner).get(self.attribute)
+        if current is self.installed or _reaches(current, self.installed):
+            return None
+        return "nothing" if current is None else whence(current)
+
+    def covered_by(self) -> str | None:
+        """Return who put something on top that would be lost by reverting; None if nobody."""
+        layer = vars(self.owner).get(self.attribute)
+        if not _reaches(layer, self.installed):
+            return None  # replaced wholesale: nothing of ours is left
+        while layer is not self.installed:
+            # wrapt splices our wrapper out from under its own kind, and from nothing else.
+            if self.patch.kind is Kind.TRACED or not isinstance(layer, wrapt.FunctionWrapper):
+                return whence(layer)
+            layer = layer.__wrapped__
+        return None
+
+    def revert(self) -> None:
+        """Give the original object back.
+
+        Raises:
+            RevertError: Someone else's replacement is on top and would be lost.
+        """
+        other = self.covered_by()
+        if other is not None:
+            raise RevertError(
+                f"{self.patch.target} cannot be reverted, since {other} was put on top of it "
+                "later; remove that first, then disable again"
+            )
+        if vars(self.owner).get(self.attribute) is self.installed:
+            setattr(self.owner, self.attribute, self.original)
+        else:
+            wrapt.unwrap_object(self.owner, self.attribute, self.installed, missing_ok=True)
+
+
+def _reaches(function: Any, ours: Any) -> bool:
+    """Return whether `ours` is among what a function wraps (by `__wrapped__`)."""
+    for _ in range(64):
+        if function is ours:
+            return True
+        inner = getattr(function, "__func__", None) or getattr(function, "__wrapped__", None)
+        if inner is None:
+            return False
+        function = inner
+    return False
+
+
+def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str]:
+    """Make sure that what is imported is what was recognised on disk.
+
+    Returns:
+        The owner of the target and the target's name in it.
+
+    Raises:
+        ConflictError: Someone else has patched the target.
+        PatchError: The target is missing.
+    """
+    patch = recognition.patch
+    owner: Any = module
+    *path, attribute = patch.target.qualname.split(".")
+    for name in path:
+        owner = getattr(owner, name, None)
+    if owner is None or attribute not in vars(owner):
+        raise PatchError(f"{patch.target} is in the source but not in the imported module")
+
+    live = vars(owner)[attribute]
+    source = source_of(live)
+    if source is not None and _hops(live) <= source.decorators:
+        expected = recognition.source
+        if expected is not None and source.fingerprint == expected.fingerprint:
+            return owner, attribute
+        if source.fingerprint in patch.known:
+            return owner, attribute
+    raise ConflictError(f"{patch.target} is already patched by {whence(live)}")
+
+
+def _hops(function: Any) -> int:
+    """Return how many wrappers lie around a function (its own decorators included)."""
+    count = 0
+    while not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
+        inner = getattr(function, "__func__", None) or getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function, count = inner, count + 1
+    return count
+
+
+def apply(instance: Pass, recognition: Recognition, module: ModuleType) -> Applied:
+    """Put one patch in place; nothing is changed if this raises.
+
+    Args:
+        instance: The pass, with its parameters and variants.
+        recognition: The patch and its source.
+        module: The imported module of the target.
+
+    Raises:
+        PatchError: See `check_live`; also if the pass's own method fails.
+    """
+    patch = recognition.patch
+    owner, attribute = check_live(recognition, module)
+    original = vars(owner)[attribute]
+    method = getattr(instance, patch.method)
+    stale = _stale_bindings(original, module) if owner is module else ()
+    if patch.kind is Kind.HOST:
+        guard = _guarded(instance, patch, method)
+        installed = wrapt.wrap_object(owner, attribute, wrapt.FunctionWrapper, (guard,))
+    else:
+        installed = _replacement(patch, method, original)
+        wrapt.apply_patch(owner, attribute, installed)
+    return Applied(patch, owner, attribute, original, installed, stale)
+
+
+def _replacement(patch: Patch, method: Callable[[Any], Any], original: Any) -> Any:
+    inner = innermost(original) if isinstance(original, staticmethod | classmethod) else original
+    try:
+        function = method(inner)
+    except Exception as error:
+        raise PatchError(
+            f"{patch.target}: the pass could not make its function: {error}"
+        ) from error
+    if not isinstance(function, FunctionType):
+        raise PatchError(
+            f"{patch.target}: the pass made {type(function).__name__}, expected a plain function "
+            "(torch.compile bypasses anything else)"
+        )
+    if not hasattr(function, "__wrapped__"):
+        functools.update_wrapper(function, inner)
+    if isinstance(original, staticmethod | classmethod):
+        return type(original)(function)
+    return function
+
+
+def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a host method so that an error of ours switches the pass off, not the engine."""
+
+    def guard(wrapped: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if instance.failure is not None:
+            return wrapped(*args, **kwargs)
+        try:
+            return method(wrapped, target, args, kwargs)
+        except Exception as error:
+            if _came_from(error, wrapped):
+                raise
+            instance.fail(f"{patch.target}: {type(error).__name__}: {error}")
+            logger.exception(
+                "ascend_opt: pass %s failed in %s and is now off in this process%s",
+                instance.name,
+                patch.target,
+                "; the call is repeated with the original" if patch.redo else "",
+            )
+            if not patch.redo:
+                error.add_note(f"raised by ascend_opt pass {instance.name!r} in {patch.target}")
+                raise
+            return wrapped(*args, **kwargs)
+
+    return guard
+
+
+def _came_from(error: BaseException, wrapped: Any) -> bool:
+    """Return whether an error was raised inside the original function."""
+    code = getattr(innermost(wrapped), "__code__", None)
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code is code:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _stale_bindings(original: Any, module: ModuleType) -> tuple[str, ...]:
+    """Name the modules that took a function with `from x import y` before it was patched."""
+    found = []
+    for name, other in list(sys.modules.items()):
+        if other is None or other is module or not isinstance(other, ModuleType):
+            continue
+        found += [f"{name}.{key}" for key, value in list(vars(other).items()) if value is original]
+    return tuple(sorted(found))

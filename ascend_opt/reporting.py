@@ -1,0 +1,262 @@
+"""Record files: what each live process says of its passes, for `ascend_opt status` to read.
+
+One JSON file for each process in a directory that only its user can read, replaced atomically.
+A background thread writes it while something changes, so counting costs a step nothing but an
+addition. A full disk or a read-only directory costs the records, never the engine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import multiprocessing
+import os
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ascend_opt.states import PassStatus, State, TargetStatus
+
+logger = logging.getLogger("vllm.ascend_opt")
+
+ENVIRONMENT = "VLLM_ASCEND_OPT_RUN_DIR"
+INTERVAL_S = 1.0
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class Process:
+    """Who writes a record.
+
+    Attributes:
+        pid: Process id.
+        started: The process's start time in clock ticks since boot; tells a reused pid apart.
+        parent: Parent's process id.
+        role: `main`, `EngineCore`, `Worker`, …: what vLLM calls the process.
+        rank: Global rank of the worker in this process, or None.
+    """
+
+    pid: int
+    started: int
+    parent: int
+    role: str
+    rank: int | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One process's record.
+
+    Attributes:
+        process: The writer.
+        updated: Seconds since the epoch.
+        passes: Every pass that was ever asked for in that process.
+    """
+
+    process: Process
+    updated: float
+    passes: tuple[PassStatus, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            **vars(self.process),
+            "updated": self.updated,
+            "passes": [status.as_dict() for status in self.passes],
+        }
+
+
+def run_directory() -> Path:
+    """Return the directory of the record files; it may not exist yet."""
+    chosen = os.environ.get(ENVIRONMENT)
+    if chosen:
+        return Path(chosen)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return Path(runtime) / "ascend_opt"
+    return Path(tempfile.gettempdir()) / f"ascend_opt-{os.getuid()}"
+
+
+def _private(directory: Path) -> None:
+    """Make sure that the directory is ours alone.
+
+    Raises:
+        OSError: It cannot be made, or belongs to someone else, or others may write to it.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{directory} belongs to another user or is no directory")
+    if found.st_mode & 0o077:
+        directory.chmod(0o700)
+
+
+def started_at(pid: int) -> int | None:
+    """Return the start time of a live process in clock ticks since boot; None if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is the command in parentheses, which may contain anything.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+class Reporter:
+    """Writes this process's record while there is something to say.
+
+    Args:
+        snapshot: Returns the statuses to write and the rank of the worker here.
+        tick: Called before each write; looks after what may have changed by itself.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], tuple[Iterable[PassStatus], int | None]],
+        tick: Callable[[], None],
+    ) -> None:
+        self._snapshot = snapshot
+        self._tick = tick
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._last: object = None
+        self._complained = False
+        os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self.close)
+
+    def start(self) -> None:
+        """Start the thread that writes, if it does not run yet."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="ascend_opt-report", daemon=True)
+            self._thread.start()
+        else:
+            self._wake.set()
+
+    def _after_fork(self) -> None:
+        # Threads do not survive a fork, and the parent's record is not ours.
+        running, self._thread = self._thread is not None, None
+        self._wake = threading.Event()
+        self._last = None
+        if running:
+            self.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._tick()
+                self.write()
+            except Exception:
+                logger.exception("ascend_opt: reporting stopped in this process; passes go on")
+                return
+            self._wake.wait(INTERVAL_S)
+            self._wake.clear()
+
+    def write(self) -> None:
+        """Write the record now if anything changed since the last time."""
+        passes, rank = self._snapshot()
+        record = Record(_this_process(rank), time.time(), tuple(passes))
+        if (record.process, record.passes) == self._last:
+            return
+        try:
+            _replace(self._path(), json.dumps(record.as_dict()))
+        except OSError as error:
+            if not self._complained:
+                logger.warning(
+                    "ascend_opt: no record of this process for `ascend_opt status`: %s "
+                    "(set %s to a directory that can be written)",
+                    error,
+                    ENVIRONMENT,
+                )
+            self._complained = True
+            return
+        self._last = (record.process, record.passes)
+
+    def close(self) -> None:
+        """Remove this process's record."""
+        self._path().unlink(missing_ok=True) if self._last is not None else None
+        self._last = None
+
+    @staticmethod
+    def _path() -> Path:
+        return run_directory() / f"{os.getpid()}{_SUFFIX}"
+
+
+def _this_process(rank: int | None) -> Process:
+    pid = os.getpid()
+    name = multiprocessing.current_process().name
+    role = "main" if name == "MainProcess" else name
+    return Process(pid, started_at(pid) or 0, os.getppid(), role, rank)
+
+
+def _replace(path: Path, text: str) -> None:
+    _private(path.parent)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_records(directory: Path | None = None) -> list[Record]:
+    """Return the records of this user's live processes, and remove those of dead ones.
+
+    Files of other users, and what is not a record, are ignored.
+
+    Raises:
+        PermissionError: The directory is not this user's.
+    """
+    directory = directory or run_directory()
+    if not directory.is_dir():
+        return []
+    if directory.stat().st_uid != os.getuid():
+        raise PermissionError(f"{directory} belongs to another user; set {ENVIRONMENT}")
+    records = []
+    for path in sorted(directory.glob(f"*{_SUFFIX}")):
+        record = _read(path)
+        if record is None:
+            continue
+        if started_at(record.process.pid) == record.process.started:
+            records.append(record)
+        else:
+            path.unlink(missing_ok=True)
+    return sorted(records, key=lambda record: record.process.pid)
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        if path.lstat().st_uid != os.getuid() or path.is_symlink():
+            return None
+        data = json.loads(path.read_text())
+        process = Process(*(data[key] for key in ("pid", "started", "parent", "role", "rank")))
+        passes = tuple(_status(item) for item in data["passes"])
+        return Record(process, float(data["updated"]), passes)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _status(data: dict[str, Any]) -> PassStatus:
+    targets = tuple(TargetStatus(**target) for target in data.pop("targets"))
+    return PassStatus(**{**data, "state": State(data["state"]), "targets": targets})
+
+
+if sys.platform != "linux":  # pragma: no cover - /proc is how a reused pid is told apart
+
+    def started_at(pid: int) -> int | None:
+        """Return 0 for a live process: without /proc a reused pid cannot be told apart."""
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        return 0

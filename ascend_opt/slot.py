@@ -1,0 +1,251 @@
+"""One pass in one process: its state, and its patches in and out."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+
+from ascend_opt.base import Pass
+from ascend_opt.conditions import Stage
+from ascend_opt.config import Request
+from ascend_opt.engine import Engine, EngineWatch
+from ascend_opt.errors import ConflictError, PatchError, RevertError
+from ascend_opt.importing import imported
+from ascend_opt.parameters import as_dict
+from ascend_opt.patching import Applied, apply
+from ascend_opt.recognition import Action, Recognition, judge, recognise_all
+from ascend_opt.registry import Provided
+from ascend_opt.states import Finding, PassStatus, State, TargetStatus
+
+logger = logging.getLogger("vllm.ascend_opt")
+
+
+@dataclass
+class Slot:
+    """A pass that was asked for.
+
+    Attributes:
+        provided: The pass class and its distribution.
+        request: Parameters and options.
+        instance: The pass with these parameters.
+        recognitions: What stands at its targets.
+        state: See `State`.
+        reason: See `PassStatus`.
+        from_config: Asked for by a configuration, not by a call of `enable`.
+        applied: Patches in place, by target.
+        checked: An engine has started and every engine condition held.
+        announced: The pass has been active, and a line in the log said so.
+    """
+
+    provided: Provided
+    request: Request
+    instance: Pass
+    recognitions: tuple[Recognition, ...]
+    state: State
+    reason: str
+    from_config: bool = False
+    applied: dict[str, Applied] = field(default_factory=dict)
+    checked: bool = False
+    announced: bool = False
+
+    @classmethod
+    def prepare(cls, provided: Provided, request: Request, from_config: bool = False) -> Slot:
+        """Find out whether a pass can be on in this installation; changes nothing."""
+        instance = provided.cls(request.parameters)
+        recognitions = recognise_all(provided.cls)
+        instance.variants = {
+            str(r.patch.target): r.variant for r in recognitions if r.variant is not None
+        }
+        slot = cls(provided, request, instance, recognitions, State.ARMED, "", from_config)
+        for condition in provided.cls.conditions:
+            if condition.stage is Stage.INSTALL:
+                unmet = condition.unmet(None, request.parameters)
+                if unmet is not None:
+                    return slot.refuse(State.INAPPLICABLE, unmet)
+        verdict = judge(recognitions, request.allow_unknown)
+        if verdict.state is not State.ARMED:
+            return slot.refuse(verdict.state, verdict.reason)
+        unmet = instance.unmet() or EngineWatch.unmet()
+        if unmet is not None:
+            return slot.refuse(State.INAPPLICABLE, unmet)
+        slot.settle()
+        return slot
+
+    @property
+    def name(self) -> str:
+        """The pass's name."""
+        return self.request.name
+
+    @property
+    def on(self) -> bool:
+        """Whether the pass is armed or active."""
+        return self.state in (State.ARMED, State.ACTIVE)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the user has what they asked for, or will."""
+        return self.on or self.state is State.BUILTIN
+
+    def to_patch(self) -> list[Recognition]:
+        """Return the targets that this pass changes here."""
+        return [r for r in self.recognitions if r.action in (Action.PATCH, Action.UNKNOWN)]
+
+    def modules(self) -> list[str]:
+        """Return the modules of these targets."""
+        return sorted({r.patch.target.module for r in self.to_patch()})
+
+    def refuse(self, state: State, reason: str) -> Slot:
+        """Set a state that is not on, with its reason."""
+        self.state, self.reason = state, reason
+        return self
+
+    def settle(self) -> None:
+        """Work out whether the pass is armed or active from what has happened so far."""
+        needs_engine = any(c.stage is Stage.ENGINE for c in self.provided.cls.conditions)
+        if not self.applied:
+            self.state = State.ARMED
+            self.reason = f"waiting for the import of {', '.join(self.modules())}"
+        elif needs_engine and not self.checked:
+            self.state = State.ARMED
+            self.reason = "patched; no engine has started in this process"
+        else:
+            self.state, self.reason = State.ACTIVE, self.instance.applied()
+            if not self.announced:
+                self.announced = True
+                logger.info("ascend_opt: %s is active: %s", self.name, self.reason)
+
+    def warn_of_unknown(self) -> None:
+        """Say loudly that `allow_unknown` is about to patch something unrecognised."""
+        unknown = [r for r in self.to_patch() if r.action is Action.UNKNOWN]
+        if unknown:
+            logger.warning(
+                "ascend_opt: %s PATCHES UNKNOWN SOURCE because of allow_unknown: %s",
+                self.name,
+                ", ".join(f"{r.patch.target} ({r.source})" for r in unknown),
+            )
+
+    def apply(self, module: str) -> None:
+        """Apply what the pass wants to change in one module, if that is imported by now."""
+        loaded = imported(module)
+        here = [
+            r
+            for r in self.to_patch()
+            if r.patch.target.module == module and str(r.patch.target) not in self.applied
+        ]
+        if loaded is None or not here:
+            return
+        try:
+            for recognition in here:
+                applied = apply(self.instance, recognition, loaded)
+                self.applied[str(recognition.patch.target)] = applied
+                if applied.stale:
+                    logger.warning("ascend_opt: %s: %s", self.name, _note(applied))
+        except PatchError as error:
+            conflict = isinstance(error, ConflictError)
+            self.withdraw(State.CONFLICT if conflict else State.FAILED, str(error))
+            return
+        self.settle()
+
+    def check(self, engine: Engine) -> None:
+        """Ask the engine conditions; what one engine refuses is off in this process."""
+        for condition in self.provided.cls.conditions:
+            if condition.stage is not Stage.ENGINE:
+                continue
+            try:
+                unmet = condition.unmet(engine.config, self.request.parameters)
+            except Exception as error:
+                unmet = f"{condition.name} could not be decided: {error!r}"
+            if unmet is not None:
+                self.withdraw(State.INAPPLICABLE, unmet)
+                return
+        self.checked = True
+        if engine.running and self.provided.cls.changes_graph:
+            logger.warning(
+                "ascend_opt: %s was enabled after an engine had started: a model that is already "
+                "compiled or captured keeps the code that it has",
+                self.name,
+            )
+        self.settle()
+
+    def look_after(self) -> None:
+        """Follow up on a failure at run time, and on patches that others replaced."""
+        if self.instance.failure is not None:
+            self.withdraw(State.FAILED, self.instance.failure)
+            return
+        for target, applied in self.applied.items():
+            other = applied.replaced_by()
+            if other is not None:
+                self.withdraw(State.CONFLICT, f"{target} was replaced later by {other}")
+                return
+
+    def revert(self) -> None:
+        """Take all patches out, or none.
+
+        Raises:
+            RevertError: One is covered by someone else's; all are in place as before.
+        """
+        if not self.applied:
+            return
+        for applied in self.applied.values():
+            if applied.covered_by() is not None:
+                applied.revert()  # raises, before anything was changed
+        for applied in self.applied.values():
+            applied.revert()
+        self.applied.clear()
+        self.instance.reverted()
+
+    def withdraw(self, state: State, reason: str) -> None:
+        """Switch the pass off by ourselves: its patches out or, where covered, inert."""
+        self.refuse(state, reason)
+        try:
+            self.revert()
+        except RevertError as error:
+            self.instance.fail(reason)
+            self.reason = f"{reason} (left in place, inert: {error})"
+        logger.warning("ascend_opt: %s is %s: %s", self.name, state, self.reason)
+
+    def status(self) -> PassStatus:
+        """Return what `status` shows of it."""
+        targets = tuple(
+            TargetStatus(
+                target=str(r.patch.target),
+                variant=r.variant,
+                patched=str(r.patch.target) in self.applied,
+                note=_note(self.applied.get(str(r.patch.target))),
+            )
+            for r in self.recognitions
+        )
+        return PassStatus(
+            name=self.name,
+            state=self.state,
+            reason=self.reason,
+            parameters=as_dict(self.request.parameters),
+            targets=targets,
+            counters=dict(self.instance.counters),
+            pid=os.getpid(),
+        )
+
+    def findings(self, engines: list[Engine]) -> tuple[Finding, ...]:
+        """Return what became of each condition, asked of the engines in this process."""
+        found = []
+        for condition in self.provided.cls.conditions:
+            holds: bool | None = None
+            detail = "decided for each batch at run time"
+            if condition.stage is Stage.INSTALL:
+                unmet = condition.unmet(None, self.request.parameters)
+                holds, detail = unmet is None, unmet or "holds"
+            elif condition.stage is Stage.ENGINE:
+                reasons = [condition.unmet(e.config, self.request.parameters) for e in engines]
+                holds = all(r is None for r in reasons) if engines else None
+                detail = next((r for r in reasons if r), "holds" if engines else "no engine here")
+            found.append(
+                Finding(condition.name, condition.stage, condition.description, holds, detail)
+            )
+        return tuple(found)
+
+
+def _note(applied: Applied | None) -> str:
+    if applied is None or not applied.stale:
+        return ""
+    return f"not patched where it was imported by name before: {', '.join(applied.stale)}"

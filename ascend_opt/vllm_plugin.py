@@ -1,0 +1,25 @@
+"""The `vllm.general_plugins` entry point: vLLM calls it in each of its processes."""
+
+from __future__ import annotations
+
+import logging
+
+from ascend_opt import control
+from ascend_opt.errors import NotApplicableError
+
+logger = logging.getLogger("vllm.ascend_opt")
+
+
+def register() -> None:
+    """Apply `VLLM_ASCEND_OPT` in this process; does nothing the second time.
+
+    Raises:
+        NotApplicableError: The configuration says `policy: strict` and a pass cannot apply. An
+            exception here ends the process, which is what strict asks for; nothing else raises.
+    """
+    try:
+        control.read_environment()
+    except NotApplicableError:
+        raise
+    except Exception:
+        logger.exception("ascend_opt: passes stay off in this process")
