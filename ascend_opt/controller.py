@@ -52,7 +52,7 @@ class Controller:
     def enable(self, name: str, given: Mapping[str, Any]) -> PassStatus:
         """See `control.enable`."""
         provided = registry.discover().get(name)
-        request = _request(provided, given)
+        request = make_request(provided, given)
         self.read_environment()
         self.look_after()
         slot = Slot.prepare(provided, request)
@@ -161,24 +161,11 @@ class Controller:
     def explain(self, name: str) -> Explanation:
         """See `control.explain`."""
         provided = registry.discover().get(name)
-        cls = provided.cls
+        default = Request(name, provided.cls.Parameters())
         with self._lock:
             slot, engines = self._slots.get(name), list(self._engines)
-        trial = Slot.prepare(provided, slot.request if slot else Request(name, cls.Parameters()))
-        shown = slot or trial
-        return Explanation(
-            name=name,
-            summary=cls.summary(),
-            origin=cls.origin,
-            version=cls.version,
-            distribution=provided.distribution,
-            remove_when=cls.remove_when,
-            state=shown.state,
-            reason=shown.reason,
-            parameters=as_dict(trial.request.parameters),
-            findings=trial.findings(engines),
-            targets=tuple(recognition.report() for recognition in trial.recognitions),
-        )
+        trial = Slot.prepare(provided, slot.request if slot else default)
+        return trial.explanation(slot or trial, engines)
 
     def requests(self) -> dict[str, Request]:
         """Return what is armed, active or builtin in this process."""
@@ -313,7 +300,12 @@ def _off(provided: Provided) -> PassStatus:
     return PassStatus(provided.cls.name, State.OFF, "not enabled", pid=os.getpid())
 
 
-def _request(provided: Provided, given: Mapping[str, Any]) -> Request:
+def make_request(provided: Provided, given: Mapping[str, Any]) -> Request:
+    """Return a checked request from what a user gave by name.
+
+    Raises:
+        ParameterError: No such parameter, or a value that it does not take.
+    """
     cls = provided.cls
     raw = {key: value for key, value in given.items() if key not in OPTIONS}
     allow = given.get("allow_unknown", False)

@@ -84,7 +84,7 @@ def run_directory() -> Path:
     return Path(tempfile.gettempdir()) / f"ascend_opt-{os.getuid()}"
 
 
-def _private(directory: Path) -> None:
+def make_private(directory: Path) -> None:
     """Make sure that the directory is ours alone.
 
     Raises:
@@ -196,7 +196,7 @@ def _this_process(rank: int | None) -> Process:
 
 
 def _replace(path: Path, text: str) -> None:
-    _private(path.parent)
+    make_private(path.parent)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w") as file:

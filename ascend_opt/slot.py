@@ -16,7 +16,7 @@ from ascend_opt.parameters import as_dict
 from ascend_opt.patching import Applied, apply
 from ascend_opt.recognition import Action, Recognition, judge, recognise_all
 from ascend_opt.registry import Provided
-from ascend_opt.states import Finding, PassStatus, State, TargetStatus
+from ascend_opt.states import Explanation, Finding, PassStatus, State, TargetStatus
 
 logger = logging.getLogger("vllm.ascend_opt")
 
@@ -224,6 +224,23 @@ class Slot:
             targets=targets,
             counters=dict(self.instance.counters),
             pid=os.getpid(),
+        )
+
+    def explanation(self, shown: Slot, engines: list[Engine]) -> Explanation:
+        """Return everything there is to know about the pass, with the state of `shown`."""
+        cls = self.provided.cls
+        return Explanation(
+            name=self.name,
+            summary=cls.summary(),
+            origin=cls.origin,
+            version=cls.version,
+            distribution=self.provided.distribution,
+            remove_when=cls.remove_when,
+            state=shown.state,
+            reason=shown.reason,
+            parameters=as_dict(self.request.parameters),
+            findings=self.findings(engines),
+            targets=tuple(recognition.report() for recognition in self.recognitions),
         )
 
     def findings(self, engines: list[Engine]) -> tuple[Finding, ...]:
