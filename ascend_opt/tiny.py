@@ -153,9 +153,9 @@ def _weights(
         # Python's generator gives the same bytes on every machine and release; NumPy's and
         # torch's normal distributions need not.
         raw = np.frombuffer(source.randbytes(2 * int(np.prod(shape))), dtype="<i2")
-        return (raw.astype(np.float32) * np.float32(deviation * math.sqrt(3) / 2**15)).reshape(
-            shape
-        )
+        scale = np.float32(deviation * math.sqrt(3) / 2**15)
+        values: np.ndarray[Any, Any] = (raw.astype(np.float32) * scale).reshape(shape)
+        return values
 
     def linear(outputs: int, inputs: int, gain: float = 1.0) -> np.ndarray[Any, Any]:
         return _bfloat16(uniform(outputs, inputs, deviation=gain / math.sqrt(inputs)))
@@ -196,4 +196,5 @@ def _bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
     bits = values.astype("<f4").view("<u4")
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return (rounded >> np.uint32(16)).astype("<u2")
+    upper: np.ndarray[Any, Any] = (rounded >> np.uint32(16)).astype("<u2")
+    return upper

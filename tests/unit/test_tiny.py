@@ -9,6 +9,7 @@ from ascend_opt.tiny import VOCABULARY, write_tiny_model
 
 
 def digests(directory):
+    """Return the hash of every file."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.iterdir()}
 
 
@@ -42,7 +43,7 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path):
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_every_tensor_of_the_model_is_there(tmp_path, family):
-    """safetensors reads the file, and each layer brings the same names with its own number."""
+    """The file is read by safetensors, and each layer brings the same names with its own number."""
     safetensors = pytest.importorskip("safetensors")
     pytest.importorskip("torch")
     path = write_tiny_model(tmp_path, family=family, layers=2)
