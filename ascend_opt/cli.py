@@ -246,5 +246,28 @@ def schema(_: bool) -> None:
     _print_json(configuration.schema(registry.discover().classes()))
 
 
-if __name__ == "__main__":
-    main()
+@main.command()
+@_as_json
+@_reporting_errors
+def demo(as_json: bool) -> None:
+    """Run a tiny Qwen3 in the installed vLLM, unpatched and with the passes; compare tokens."""
+    from ascend_opt import demo as demonstration
+    from ascend_opt import render
+
+    results = demonstration.demonstrate(lambda line: click.echo(line, err=True))
+    if as_json:
+        _print_json(
+            [
+                {"mode": r.mode, "equal": r.equal, "off": vars(r.off), "on": vars(r.on)}
+                for r in results
+            ]
+        )
+    else:
+        headings = ("mode", "process", "pass", "state", "counters", "tokens", "reason")
+        rows = [row for result in results for row in result.rows()]
+        _print_rich(render.table("Tiny Qwen3, with the passes on", headings, rows))
+        click.echo(
+            "On an Ascend NPU: python -m ascend_opt run --enable sync-elision -- vllm serve …"
+        )
+    if not all(result.equal for result in results):
+        raise SystemExit(1)
