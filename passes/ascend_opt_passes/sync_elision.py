@@ -1,0 +1,352 @@
+"""sync-elision: sequence lengths on the host without waiting for the device.
+
+What upstream does. Ascend's attention needs every request's length on the host. Model Runner V2
+takes them from the device: after each step it copies `num_computed_tokens` back on a side stream,
+and `_update_seq_lens_cpu` waits for that copy before it prepares the next step. So the host can
+never run ahead of the device. Then it fills the lengths in a Python loop that indexes torch
+tensors one element at a time.
+
+What this pass does. Up to 0.26.0rc1: no copy, no wait; the counts come from the scheduler, which
+sent them with the step. From 0.27.1rc1 on upstream itself elides (#13382), so its gate is kept.
+In every release the loop becomes a handful of NumPy calls, and in steady decode (the same
+requests as last step, one token each) the batch's rows are kept, so that no request is looked up.
+
+Why it is right. The device's count of a request is what the scheduler sent when it was added,
+plus the tokens of every step since, minus the rejected ones. The scheduler adds the same tokens
+as soon as it has scheduled them (`Scheduler._update_after_schedule`), asynchronous scheduling
+included, so the two can differ by rejected tokens only:
+
+- Rejections need speculation or a diffusion model. The first is asked of the *configuration*: a
+  runner's `speculator` is None on every pipeline rank but the last, while tokens are rejected on
+  all of them (vllm-ascend #15171, #16007).
+- Chunked prefill, prefix hits: the count sent with the request, plus chunks. Nothing else moves.
+- A preempted request is removed from the runner and comes back in `scheduled_new_reqs`, on any
+  free row, with a fresh count. So does a finished request's row, under another id.
+- A request that a step leaves out (pipeline microbatches) keeps its count on both sides.
+- A failed KV load under the recompute policy rewinds the scheduler's count alone (vllm #49250).
+
+Rows of a batch are kept only while the scheduler reports no new, finished, preempted or resumed
+request. An equal list of ids would not be enough: a request can come back on another row.
+
+Trap. Once a copy was elided, upstream's own method would read a stale one. So whenever this pass
+goes off while a runner lives (`disable`, or an error of ours), it first makes the copy that the
+runner's next step is going to wait for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from ascend_opt.base import Pass, host_patch
+from ascend_opt.conditions import EngineCondition, NoKVLoadRecompute, NoSpeculator, Requires
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MODULE = "vllm_ascend.worker.v2.model_runner"
+UPDATE = f"{MODULE}:NPUModelRunner._update_seq_lens_cpu"
+COPY = f"{MODULE}:NPUModelRunner._copy_num_computed_tokens_to_cpu"
+POSTPROCESS = f"{MODULE}:NPUModelRunner.postprocess"
+
+
+class ModelRunnerV2(EngineCondition):
+    """The worker is going to build Model Runner V2.
+
+    Asks what `NPUWorker` itself asks, by its source: the environment up to 0.22.1rc1, the engine's
+    configuration since; and some releases fall back to V1 on one release of vLLM, with a warning.
+    """
+
+    name = "model-runner-v2"
+    description = "the worker runs Model Runner V2"
+
+    _FALLBACK = re.compile(r"use_v2_model_runner and vllm_version_is\(\s*[\"']([^\"']+)")
+
+    def unmet(self, subject: Any, parameters: Any) -> str | None:
+        """See `Condition.unmet`."""
+        worker = sys.modules.get("vllm_ascend.worker.worker")
+        source = inspect.getsource(worker.NPUWorker.__init__) if worker is not None else ""
+        if "vllm_config.use_v2_model_runner" in source:
+            chosen = subject.use_v2_model_runner
+        else:
+            from vllm import envs
+
+            chosen = envs.VLLM_USE_V2_MODEL_RUNNER
+        if not chosen:
+            return "Model Runner V1 (VLLM_USE_V2_MODEL_RUNNER is not set)"
+        fallback = self._FALLBACK.search(source)
+        if worker is not None and fallback and worker.vllm_version_is(fallback[1]):
+            return f"Model Runner V1 (this vllm-ascend falls back to it on vLLM {fallback[1]})"
+        return None
+
+
+class NoDiffusion(EngineCondition):
+    """The model decodes one token at a time: diffusion models reject without a speculator."""
+
+    name = "no-diffusion"
+    description = "the model is not a diffusion language model"
+
+    def unmet(self, subject: Any, parameters: Any) -> str | None:
+        """See `Condition.unmet`."""
+        diffusion = getattr(subject, "diffusion_config", None)
+        return None if diffusion is None else "the model is a diffusion language model"
+
+
+class SyncElision(Pass):
+    """Do not wait for a device-to-host copy whose values the scheduler already sent."""
+
+    name = "sync-elision"
+    version = "1"
+    origin = "vllm-ascend #13382"
+    remove_when = (
+        "no release up to 0.26.0rc1 is in use, and upstream's _update_seq_lens_cpu has no loop "
+        "over requests"
+    )
+    conditions = (
+        Requires("vllm-ascend>=0.18.0"),
+        ModelRunnerV2(),
+        NoSpeculator(),
+        NoDiffusion(),
+        NoKVLoadRecompute(),
+    )
+
+    def __init__(self, parameters: Any = None) -> None:
+        super().__init__(parameters)
+        self._lengths: _Lengths | None = None
+        self._uncopied: WeakSet[Any] = WeakSet()  # runners with an elided copy
+
+    @property
+    def _waits(self) -> bool:
+        return self.variants.get(UPDATE) == "waits"
+
+    def applied(self) -> str:
+        """See `Pass.applied`."""
+        if self._waits:
+            return "elides the copy and the wait of every step; fills the lengths with NumPy"
+        return "fills the lengths with NumPy (this release elides the wait itself)"
+
+    @host_patch(
+        UPDATE,
+        known={
+            "81afd81e0e785e2e": "waits",  # 0.18.0 to 0.26.0rc1
+            "16342534a3fc3ef6": "mirrors",  # 0.27.1rc1: counts from vLLM's NumPy mirror
+            "0baf24fed9e27119": "shares",  # 0.28.0rc1, 0.29.0rc1: one storage with the mirror
+            "64f6f08cc3b6457a": "shares",  # 0.30.0rc1, 0.30.0rc2: another gate
+        },
+    )
+    def update_seq_lens(self, wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
+        """Fill the host's lengths of one batch."""
+        counters = self.counters
+        counters["steps"] += 1
+        # Implies upstream's own gates: each needs a speculator or a speculative configuration.
+        if _rejects(runner):
+            return wrapped(*args, **kwargs)
+        counters["held"] += 1
+        try:
+            kept = self._fill(runner.req_states, runner.input_buffers, *args, **kwargs)
+        except Exception as error:
+            self.fail(f"{UPDATE}: {type(error).__name__}: {error}")
+            self.reverted()
+            raise
+        if self._waits:
+            counters["waits_elided"] += 1
+        if kept:
+            counters["rows_kept"] += 1
+        return None
+
+    def _fill(
+        self, req_states: Any, input_buffers: Any, scheduler_output: Any, req_ids: list[str]
+    ) -> bool:
+        """Fill the lengths; return whether the rows of the last batch served again."""
+        lengths = self._lengths
+        if lengths is None or not lengths.belongs_to(req_states, input_buffers):
+            lengths = self._lengths = _Lengths(req_states, input_buffers, self._waits)
+        return lengths.fill(scheduler_output, req_ids)
+
+    @host_patch(COPY, known={"9008be1dd891db29": "copies"}, optional=True)
+    def copy_num_computed_tokens(self, wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
+        """Leave out the copy (0.21.0rc1 to 0.26.0rc1; later releases call it for speculation)."""
+        if self._patched_class(runner) is None:
+            return wrapped(*args, **kwargs)
+        self._uncopied.add(runner)
+        self.counters["copies_elided"] += 1
+        return None
+
+    @host_patch(
+        POSTPROCESS,
+        known={
+            "a51263df64ae63fb": "copies",  # 0.18.0 to 0.20.2rc1: the copy is in its body
+            "3bfdda7f26d01e9b": "calls",  # from 0.21.0rc1: it calls the method above
+        },
+        leave=frozenset({"calls"}),
+        optional=True,
+        redo=False,  # a second call would count the step's tokens twice
+    )
+    def postprocess(self, wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
+        """Do what upstream's override does, but for the copy at its end."""
+        patched = self._patched_class(runner)
+        if patched is None:
+            return wrapped(*args, **kwargs)
+        self._uncopied.add(runner)
+        self.counters["copies_elided"] += 1
+        return super(patched, runner).postprocess(*args, **kwargs)
+
+    def _patched_class(self, runner: Any) -> Any:
+        """Return upstream's class if the runner's copy can be elided, else None.
+
+        A subclass with its own `_update_seq_lens_cpu` (310P) reads the copy, so it needs it.
+        """
+        if not self._waits or _rejects(runner):
+            return None
+        for cls in type(runner).__mro__:
+            if "_update_seq_lens_cpu" in vars(cls):
+                return cls if cls.__module__ == MODULE else None
+        return None
+
+    def reverted(self) -> None:
+        """Drop the kept batch, and make the copy that upstream's next step waits for."""
+        self._lengths = None
+        while self._uncopied:
+            _copy_now(self._uncopied.pop())
+
+
+def _rejects(runner: Any) -> bool:
+    """Return whether this runner's steps may reject tokens."""
+    return (
+        runner.speculator is not None
+        or runner.speculative_config is not None
+        or runner.num_speculative_steps != 0  # diffusion
+    )
+
+
+def _copy_now(runner: Any) -> None:
+    """Issue upstream's copy of the device's counts, on upstream's stream, with its event."""
+    if hasattr(runner, "_copy_num_computed_tokens_to_cpu"):
+        runner._copy_num_computed_tokens_to_cpu()  # unpatched by now, or passed through by `fail`
+        return
+    import torch
+
+    stream = runner.num_computed_tokens_stream
+    default_stream = torch.npu.current_stream()
+    with torch.npu.stream(stream):
+        stream.wait_stream(default_stream)
+        counts = runner.req_states.num_computed_tokens.gpu
+        runner.num_computed_tokens_cpu.copy_(counts, non_blocking=True)
+        runner.num_computed_tokens_event.record()
+
+
+class _Lengths:
+    """The length buffers of one runner on the host, and the rows of its last batch.
+
+    Holds the buffers and never the runner, whose device memory must not outlive it. Rows index
+    the buffers of shape [max_num_reqs]; a request has one from when it is added until it ends.
+
+    Args:
+        req_states: The runner's `AscendRequestState`.
+        input_buffers: The runner's `AscendInputBuffers`.
+        waits: Whether upstream's method takes the counts from the device; then they come from the
+            scheduler's output here, else from where upstream has them.
+    """
+
+    def __init__(self, req_states: Any, input_buffers: Any, waits: bool) -> None:
+        import numpy as np
+
+        self._req_id_to_index: dict[str, int] = req_states.req_id_to_index
+        self._counts_tensor = req_states.num_computed_tokens_cpu
+        self._seq_lens_tensor = input_buffers.seq_lens_cpu
+        self._counts: NDArray[np.int32] = self._counts_tensor.numpy()
+        self._seq_lens: NDArray[np.int32] = self._seq_lens_tensor.numpy()
+        # vLLM's own copy of the scheduler's counts, which it updates just before us; absent
+        # before vLLM 0.20, and since vllm-ascend 0.28.0rc1 the same storage as `_counts`.
+        self._mirror: NDArray[np.int32] | None = getattr(req_states, "num_computed_tokens_np", None)
+        self._shared = self._mirror is not None and np.shares_memory(self._mirror, self._counts)
+        self._waits = waits
+        self._add = np.add
+        self._ones = np.ones_like(self._seq_lens)
+        self._scratch = np.empty_like(self._counts)
+        self._keep([], np.empty(0, np.intp), 0)
+
+    def belongs_to(self, req_states: Any, input_buffers: Any) -> bool:
+        """Return whether these are still the buffers of that runner."""
+        return (
+            req_states.req_id_to_index is self._req_id_to_index
+            and req_states.num_computed_tokens_cpu is self._counts_tensor
+            and input_buffers.seq_lens_cpu is self._seq_lens_tensor
+            and (self._mirror is None or req_states.num_computed_tokens_np is self._mirror)
+        )
+
+    def fill(self, scheduler_output: Any, req_ids: list[str]) -> bool:
+        """Write the lengths of a batch into rows 0 to len(req_ids), and its counts where they go.
+
+        Args:
+            scheduler_output: The step's `SchedulerOutput`.
+            req_ids: The batch's requests in batch order.
+
+        Returns:
+            Whether the rows of the last batch were used again.
+        """
+        cached = scheduler_output.scheduled_cached_reqs
+        if (
+            self._num_reqs
+            # A scheduled request has at least one token, so this says one token each.
+            == scheduler_output.total_num_scheduled_tokens
+            == len(cached.req_ids)
+            and not scheduler_output.scheduled_new_reqs
+            and not scheduler_output.finished_req_ids
+            and not scheduler_output.preempted_req_ids
+            and not cached.resumed_req_ids
+            and req_ids == self._req_ids
+        ):
+            counts = self._batch_counts
+            self._mirror.take(self._rows, None, counts, "clip")  # type: ignore[union-attr]
+            if not self._shared:
+                self._counts[self._rows] = counts
+            self._add(counts, self._batch_ones, self._batch_seq_lens)
+            return True
+        self._fill_any(scheduler_output, cached, req_ids)
+        return False
+
+    def _fill_any(self, scheduler_output: Any, cached: Any, req_ids: list[str]) -> None:
+        import numpy as np
+
+        num_reqs = len(req_ids)
+        rows = cached_rows = None
+        mirrored = True
+        if not self._shared:
+            cached_rows = self._rows_of(cached.req_ids)
+            if self._waits:
+                counts = np.fromiter(cached.num_computed_tokens, np.int32, len(cached_rows))
+                mirrored = self._mirror is not None and np.array_equal(
+                    self._mirror[cached_rows], counts
+                )
+            else:
+                assert self._mirror is not None
+                counts = self._mirror[cached_rows]
+            self._counts[cached_rows] = counts
+            if req_ids == cached.req_ids:
+                rows = cached_rows
+        if rows is None:
+            rows = self._rows_of(req_ids)
+        tokens = map(scheduler_output.num_scheduled_tokens.__getitem__, req_ids)
+        num_tokens = np.fromiter(tokens, np.int32, num_reqs)
+        self._add(self._counts[rows], num_tokens, self._seq_lens[:num_reqs])
+        self._keep(list(req_ids), rows, num_reqs if mirrored else 0)
+
+    def _rows_of(self, req_ids: list[str]) -> NDArray[np.intp]:
+        import numpy as np
+
+        rows = map(self._req_id_to_index.__getitem__, req_ids)
+        return np.fromiter(rows, np.intp, len(req_ids))
+
+    def _keep(self, req_ids: list[str], rows: NDArray[np.intp], num_reqs: int) -> None:
+        """Keep a batch for the next step; with `num_reqs` 0 no step matches it."""
+        self._req_ids = req_ids
+        self._rows = rows
+        self._num_reqs = num_reqs
+        self._batch_ones = self._ones[:num_reqs]
+        self._batch_counts = self._scratch[:num_reqs]
+        self._batch_seq_lens = self._seq_lens[:num_reqs]
