@@ -6,12 +6,17 @@ import importlib
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 
 from wrapt.importer import register_post_import_hook
 
 logger = logging.getLogger("vllm.ascend_opt")
+
+# Modules whose post-import hook has run: their body is done, though importlib still says
+# `_initializing` until the hook returns.
+_executed: weakref.WeakSet[ModuleType] = weakref.WeakSet()
 
 
 def when_imported(module: str, callback: Callable[[], None]) -> None:
@@ -26,35 +31,50 @@ def when_imported(module: str, callback: Callable[[], None]) -> None:
         callback: Idempotent and quick; runs while the importing thread waits.
     """
 
-    def guarded(_: ModuleType | None = None) -> None:
+    def guarded() -> None:
         try:
             callback()
         except Exception:
             logger.exception("ascend_opt: the import hook of %s failed; the import goes on", module)
 
+    def hook(loaded: ModuleType) -> None:
+        # wrapt calls at once, on this thread, for a module that has come up since we looked.
+        if not registering or threading.get_ident() != caller:
+            _executed.add(loaded)
+        if is_complete(loaded):
+            guarded()
+        else:
+            _wait_elsewhere(module, guarded)
+
+    registering, caller = True, threading.get_ident()
     present = sys.modules.get(module)
     if present is None:
-        register_post_import_hook(guarded, module)
+        register_post_import_hook(hook, module)
     elif is_complete(present):
         guarded()
     else:
-        # Half imported, by this thread or another: a hook registered now would never run, and
-        # waiting here could deadlock. A thread that holds no lock of ours can wait for it.
-        threading.Thread(
-            target=_wait_for, args=(module, guarded), name="ascend_opt-import", daemon=True
-        ).start()
+        _wait_elsewhere(module, guarded)
+    registering = False
 
 
 def is_complete(module: ModuleType) -> bool:
     """Return whether a module's body has finished running."""
     spec = getattr(module, "__spec__", None)
-    return not getattr(spec, "_initializing", False)
+    return module in _executed or not getattr(spec, "_initializing", False)
 
 
 def imported(module: str) -> ModuleType | None:
     """Return a module from `sys.modules` if its import has finished."""
     found = sys.modules.get(module)
     return found if found is not None and is_complete(found) else None
+
+
+def _wait_elsewhere(module: str, callback: Callable[[], None]) -> None:
+    # Half imported, by this thread or another: a hook registered now would never run, and
+    # waiting here could deadlock. A thread that holds no lock of ours can wait for it.
+    threading.Thread(
+        target=_wait_for, args=(module, callback), name="ascend_opt-import", daemon=True
+    ).start()
 
 
 def _wait_for(module: str, callback: Callable[[], None]) -> None:
