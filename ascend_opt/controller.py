@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from functools import partial
+from types import ModuleType
 from typing import Any
 
 from ascend_opt import compile_key, registry
@@ -237,17 +237,16 @@ class Controller:
             slot.warn_of_unknown()
             compile_key.enter(self.graph_fingerprint)
             self._watch.arm()
-            for module in slot.modules():
-                when_imported(module, partial(self._module_imported, module))
+            for name in slot.modules():
+                when_imported(name, self._module_imported)
         self._reporter.start()
 
-    def _module_imported(self, module: str) -> None:
+    def _module_imported(self, module: ModuleType) -> None:
         with self._lock:
             for slot in self._slots.values():
                 if slot.on:
-                    slot.apply(module)
-        if imported(module) is not None:
-            self._reporter.start()
+                    slot.apply(module.__name__, module)
+        self._reporter.start()
 
     def _engine_started(self, engine: Engine) -> None:
         with self._lock:
@@ -255,9 +254,10 @@ class Controller:
             for slot in [slot for slot in self._slots.values() if slot.on]:
                 slot.check(engine)
                 # Imports that no hook saw (a direct exec_module, a half-built module) count too.
-                for module in slot.modules():
-                    if slot.on:
-                        slot.apply(module)
+                for name in slot.modules():
+                    module = imported(name)
+                    if slot.on and module is not None:
+                        slot.apply(name, module)
                 if not slot.on and slot.from_config and self._policy is Policy.STRICT:
                     raise NotApplicableError(
                         f"policy strict, but {slot.name} is {slot.state}: {slot.reason}"

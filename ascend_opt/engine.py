@@ -10,12 +10,13 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import wrapt
 
 from ascend_opt.errors import NotApplicableError
-from ascend_opt.importing import imported, when_imported
+from ascend_opt.importing import imported, is_complete, when_imported
 from ascend_opt.targets import Target, locate
 
 logger = logging.getLogger("vllm.ascend_opt")
@@ -71,11 +72,16 @@ class EngineWatch:
             wrapt.unwrap_object(module, TARGET.qualname, self._handle, missing_ok=True)
         self._handle = None
 
-    def _install(self) -> None:
-        module = imported(TARGET.module)
-        if not self._armed or self._handle is not None or module is None:
+    def _install(self, module: ModuleType) -> None:
+        if not self._armed or self._handle is not None:
             return
-        workers = [w for w in gc.get_objects() if isinstance(w, module.WorkerBase)]
+        # Right after the import there can be none. By type(): asking a proxy for its __class__,
+        # as isinstance does, may import what it stands for or raise.
+        workers = (
+            [w for w in gc.get_objects() if issubclass(type(w), module.WorkerBase)]
+            if is_complete(module)
+            else []
+        )
         self._handle = wrapt.wrap_function_wrapper(module, TARGET.qualname, self._after_init)
         for worker in workers:
             self._report(worker, running=True)

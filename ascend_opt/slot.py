@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from ascend_opt.base import Pass
 from ascend_opt.conditions import Stage
 from ascend_opt.config import Request
 from ascend_opt.engine import Engine, EngineWatch
 from ascend_opt.errors import ConflictError, PatchError, RevertError
-from ascend_opt.importing import imported
 from ascend_opt.parameters import as_dict
 from ascend_opt.patching import Applied, apply
 from ascend_opt.recognition import Action, Recognition, judge, recognise_all
@@ -125,19 +125,18 @@ class Slot:
                 ", ".join(f"{r.patch.target} ({r.source})" for r in unknown),
             )
 
-    def apply(self, module: str) -> None:
-        """Apply what the pass wants to change in one module, if that is imported by now."""
-        loaded = imported(module)
+    def apply(self, name: str, module: ModuleType) -> None:
+        """Apply what the pass wants to change in the module of that name."""
         here = [
             r
             for r in self.to_patch()
-            if r.patch.target.module == module and str(r.patch.target) not in self.applied
+            if r.patch.target.module == name and str(r.patch.target) not in self.applied
         ]
-        if loaded is None or not here:
+        if not here:
             return
         try:
             for recognition in here:
-                applied = apply(self.instance, recognition, loaded)
+                applied = apply(self.instance, recognition, module)
                 self.applied[str(recognition.patch.target)] = applied
                 if applied.stale:
                     logger.warning("ascend_opt: %s: %s", self.name, _note(applied))
