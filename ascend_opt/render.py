@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,13 +28,12 @@ _COLOURS = {
     "fail": "red",
 }
 
+_PIPE_WIDTH = 4096  # columns; rich folds longer lines
+
 
 def console() -> Console:
     """Return the console of standard output; a pipe gets wide lines, so that none is folded."""
-    found = Console(highlight=False)
-    if not found.is_terminal:
-        found = Console(highlight=False, width=max(200, shutil.get_terminal_size().columns))
-    return found
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
