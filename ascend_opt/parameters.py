@@ -105,7 +105,7 @@ def resolve(owner: str, schema: type, given: Mapping[str, Any]) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        resolved = TypeAdapter(schema).validate_python(dict(given))
+        resolved: Any = TypeAdapter(schema).validate_python(dict(given))
     except ValidationError as error:
         raise ParameterError(f"{owner}: {describe(error)}") from None
     for name, value in given.items():  # pydantic takes True for 1
