@@ -17,7 +17,7 @@ from typing import Any
 
 import wrapt
 
-from ascend_opt.base import Kind, Pass, Patch
+from ascend_opt.base import BUILTIN, Kind, Pass, Patch
 from ascend_opt.errors import ConflictError, PatchError, RevertError
 from ascend_opt.recognition import Recognition
 from ascend_opt.targets import innermost, source_of, whence
@@ -78,7 +78,7 @@ class Applied:
             )
         if vars(self.owner).get(self.attribute) is self.installed:
             setattr(self.owner, self.attribute, self.original)
-        else:
+        elif self.patch.kind is Kind.HOST:
             wrapt.unwrap_object(self.owner, self.attribute, self.installed, missing_ok=True)
 
 
@@ -94,17 +94,18 @@ def _reaches(function: Any, ours: Any) -> bool:
     return False
 
 
-def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str]:
+def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str, str | None]:
     """Make sure that what is imported is what was recognised on disk.
 
     Returns:
-        The owner of the target and the target's name in it.
+        The owner of the target, the target's name in it, and the variant that is live: another
+        function than the one on disk may have taken its place, if its own source is known.
 
     Raises:
         ConflictError: Someone else has patched the target.
         PatchError: The target is missing.
     """
-    patch = recognition.patch
+    patch, expected = recognition.patch, recognition.source
     owner: Any = module
     *path, attribute = patch.target.qualname.split(".")
     for name in path:
@@ -114,23 +115,29 @@ def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str]:
 
     live = vars(owner)[attribute]
     source = source_of(live)
-    if source is not None and _hops(live) <= source.decorators:
-        expected = recognition.source
-        if expected is not None and source.fingerprint == expected.fingerprint:
-            return owner, attribute
-        if source.fingerprint in patch.known:
-            return owner, attribute
-    raise ConflictError(f"{patch.target} is already patched by {whence(live)}")
+    if source is None or _wrappers(live) > source.decorators:
+        raise ConflictError(f"{patch.target} is already patched by {whence(live)}")
+    if expected is not None and source.fingerprint == expected.fingerprint:
+        return owner, attribute, recognition.variant
+    variant = patch.known.get(source.fingerprint)
+    if variant is None or variant == BUILTIN or variant in patch.leave:
+        raise ConflictError(
+            f"{patch.target} was replaced by {whence(live)} "
+            f"({f'variant {variant!r}' if variant else f'sha {source.fingerprint}, unknown'})"
+        )
+    return owner, attribute, variant
 
 
-def _hops(function: Any) -> int:
-    """Return how many wrappers lie around a function (its own decorators included)."""
+def _wrappers(function: Any) -> int:
+    """Return how many wrappers lie around a function (its own decorators' included)."""
     count = 0
-    while not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
-        inner = getattr(function, "__func__", None) or getattr(function, "__wrapped__", None)
+    while count < 64:
+        inner = getattr(function, "__func__", None)
         if inner is None:
-            break
-        function, count = inner, count + 1
+            inner, count = getattr(function, "__wrapped__", None), count + 1
+        if inner is None:
+            return count - 1
+        function = inner
     return count
 
 
@@ -146,7 +153,9 @@ def apply(instance: Pass, recognition: Recognition, module: ModuleType) -> Appli
         PatchError: See `check_live`; also if the pass's own method fails.
     """
     patch = recognition.patch
-    owner, attribute = check_live(recognition, module)
+    owner, attribute, variant = check_live(recognition, module)
+    if variant is not None:
+        instance.variants[str(patch.target)] = variant
     original = vars(owner)[attribute]
     method = getattr(instance, patch.method)
     stale = _stale_bindings(original, module) if owner is module else ()
@@ -202,6 +211,8 @@ def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callab
                 raise
             return wrapped(*args, **kwargs)
 
+    # So that a message about who patched a target names the pass.
+    guard.__module__, guard.__qualname__ = method.__module__, method.__qualname__
     return guard
 
 
