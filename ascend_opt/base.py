@@ -147,11 +147,13 @@ class Pass:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # By name, so that a subclass which overrides a patch replaces it.
+        names = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
+        methods = [getattr(cls, name, None) for name in names]
         cls.patches = tuple(
-            method.__ascend_opt_patch__
-            for base in reversed(cls.__mro__)
-            for method in vars(base).values()
-            if hasattr(method, "__ascend_opt_patch__")
+            patch
+            for method in methods
+            if isinstance(patch := getattr(method, "__ascend_opt_patch__", None), Patch)
         )
 
     def __init__(self, parameters: Any = None) -> None:

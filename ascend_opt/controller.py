@@ -8,7 +8,9 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from functools import partial
+from functools import cache
+from importlib import metadata
+from types import ModuleType
 from typing import Any
 
 from ascend_opt import compile_key, registry
@@ -35,6 +37,7 @@ class Controller:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._reading = threading.RLock()
         self._slots: dict[str, Slot] = {}
         self._policy = Policy.SKIP
         self._inherited: str | None = None  # the environment variable as this process found it
@@ -75,7 +78,7 @@ class Controller:
             if slot is None:
                 return _off(provided)
             slot.revert()
-            compiled = provided.cls.changes_graph and slot.announced and bool(self._engines)
+            compiled = provided.cls.changes_graph and slot.announced and bool(self._living())
             slot.refuse(
                 State.OFF,
                 "disabled; a model that was compiled or captured before keeps the patched code, "
@@ -103,15 +106,13 @@ class Controller:
                 return []
             _insist(config, prepared)
             before = dict(self._slots)
-            slots = [self._switch(slot) for slot in prepared]
+            slots = [self._try_switch(slot) for slot in prepared]
             try:
                 _insist(config, slots)
             except NotApplicableError:
                 for slot in slots:
-                    slot.revert()
-                self._slots = before
-                for slot in before.values():
-                    self._put_in_place(slot)
+                    if before.get(slot.name) is not self._slots.get(slot.name):
+                        self._restore(slot.name, before.get(slot.name))
                 raise
             self._policy = config.policy
             for slot in slots:
@@ -133,11 +134,14 @@ class Controller:
         Raises:
             NotApplicableError: Its policy is strict and a pass cannot apply.
         """
-        with self._lock:
-            if self._environment_read:
-                return
-            self._environment_read = True
-            self._inherited = os.environ.get(ENVIRONMENT)
+        # Others wait until all of it is applied: what they ask for comes after it.
+        with self._reading:
+            if not self._environment_read:
+                self._environment_read = True
+                self._inherited = os.environ.get(ENVIRONMENT)
+                self._apply_environment()
+
+    def _apply_environment(self) -> None:
         if not (self._inherited or "").strip():
             return
         try:
@@ -163,7 +167,7 @@ class Controller:
         provided = registry.discover().get(name)
         default = Request(name, provided.cls.Parameters())
         with self._lock:
-            slot, engines = self._slots.get(name), list(self._engines)
+            slot, engines = self._slots.get(name), self._living()
         trial = Slot.prepare(provided, slot.request if slot else default)
         return trial.explanation(slot or trial, engines)
 
@@ -200,7 +204,8 @@ class Controller:
             ]
         if not facts:
             return None
-        return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+        text = json.dumps([_library_version(), *facts], default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def look_after(self) -> None:
         """Follow up on what happened to passes since the last time."""
@@ -215,7 +220,7 @@ class Controller:
         Raises:
             RevertError: What is on cannot be taken out; it stays on.
         """
-        for engine in self._engines:
+        for engine in self._living():
             if slot.on:
                 slot.check(engine)
         old = self._slots.get(slot.name)
@@ -228,26 +233,49 @@ class Controller:
         self._slots[slot.name] = slot
         self._put_in_place(slot)
         if not slot.on and old is not None and old.on:
-            self._slots[slot.name] = old
-            self._put_in_place(old)
+            self._restore(slot.name, old)
         return slot
+
+    def _try_switch(self, slot: Slot) -> Slot:
+        try:
+            return self._switch(slot)
+        except RevertError as error:
+            return slot.refuse(State.CONFLICT, f"it is on with other parameters: {error}")
+
+    def _restore(self, name: str, old: Slot | None) -> None:
+        """Put a slot back that `_switch` replaced; with a fresh pass, since its own is spent."""
+        replaced = self._slots.pop(name)
+        replaced.revert()
+        if old is None:
+            return
+        if old.on:
+            old = Slot.prepare(old.provided, old.request, old.from_config)
+            for engine in self._living():
+                if old.on:
+                    old.check(engine)
+        self._slots[name] = old
+        self._put_in_place(old)
+
+    def _living(self) -> list[Engine]:
+        """Return the engines whose worker still exists."""
+        self._engines = [engine for engine in self._engines if engine.worker() is not None]
+        return list(self._engines)
 
     def _put_in_place(self, slot: Slot) -> None:
         if slot.on:
             slot.warn_of_unknown()
             compile_key.enter(self.graph_fingerprint)
             self._watch.arm()
-            for module in slot.modules():
-                when_imported(module, partial(self._module_imported, module))
+            for name in slot.modules():
+                when_imported(name, self._module_imported)
         self._reporter.start()
 
-    def _module_imported(self, module: str) -> None:
+    def _module_imported(self, module: ModuleType) -> None:
         with self._lock:
             for slot in self._slots.values():
                 if slot.on:
-                    slot.apply(module)
-        if imported(module) is not None:
-            self._reporter.start()
+                    slot.apply(module.__name__, module)
+        self._reporter.start()
 
     def _engine_started(self, engine: Engine) -> None:
         with self._lock:
@@ -255,9 +283,10 @@ class Controller:
             for slot in [slot for slot in self._slots.values() if slot.on]:
                 slot.check(engine)
                 # Imports that no hook saw (a direct exec_module, a half-built module) count too.
-                for module in slot.modules():
-                    if slot.on:
-                        slot.apply(module)
+                for name in slot.modules():
+                    module = imported(name)
+                    if slot.on and module is not None:
+                        slot.apply(name, module)
                 if not slot.on and slot.from_config and self._policy is Policy.STRICT:
                     raise NotApplicableError(
                         f"policy strict, but {slot.name} is {slot.state}: {slot.reason}"
@@ -267,12 +296,14 @@ class Controller:
     def _after_fork(self) -> None:
         # The child starts with the parent's patches, and with counts of its own.
         self._lock = threading.RLock()
+        self._reading = threading.RLock()
         for slot in self._slots.values():
             slot.instance.counters.clear()
 
     def _snapshot(self) -> tuple[list[PassStatus], int | None]:
         with self._lock:
-            rank = self._engines[-1].rank if self._engines else None
+            engines = self._living()
+            rank = engines[-1].rank if engines else None
             return [slot.status() for slot in self._slots.values()], rank
 
     def _export(self) -> None:
@@ -287,6 +318,14 @@ def _insist(config: Config, slots: list[Slot]) -> None:
     unable = [f"{slot.name} is {slot.state}: {slot.reason}" for slot in slots if not slot.usable]
     if unable and config.policy is Policy.STRICT:
         raise NotApplicableError(f"{config.place}: policy strict, but {'; '.join(unable)}")
+
+
+@cache
+def _library_version() -> str:
+    try:
+        return metadata.version("ascend-opt")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _set_environment(value: str | None) -> None:

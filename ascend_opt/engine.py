@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import wrapt
 
 from ascend_opt.errors import NotApplicableError
-from ascend_opt.importing import imported, when_imported
+from ascend_opt.importing import imported, is_complete, when_imported
 from ascend_opt.targets import Target, locate
 
 logger = logging.getLogger("vllm.ascend_opt")
@@ -31,11 +33,13 @@ class Engine:
         config: Its `VllmConfig`.
         rank: Its global rank.
         running: Whether the worker existed before we looked, so that its model may be built.
+        worker: Weak reference to the worker: what a dead one refused counts no longer.
     """
 
     config: Any
     rank: int | None
     running: bool
+    worker: Callable[[], Any]
 
 
 class EngineWatch:
@@ -64,30 +68,41 @@ class EngineWatch:
         when_imported(TARGET.module, self._install)
 
     def disarm(self) -> None:
-        """Take the wrapper out again."""
+        """Take the wrapper out again; where someone else's covers it, it stays and does nothing."""
         self._armed = False
         module = imported(TARGET.module)
-        if self._handle is not None and module is not None:
-            wrapt.unwrap_object(module, TARGET.qualname, self._handle, missing_ok=True)
-        self._handle = None
-
-    def _install(self) -> None:
-        module = imported(TARGET.module)
-        if not self._armed or self._handle is not None or module is None:
+        if self._handle is None or module is None:
             return
-        workers = [w for w in gc.get_objects() if isinstance(w, module.WorkerBase)]
+        try:
+            wrapt.unwrap_object(module, TARGET.qualname, self._handle, missing_ok=True)
+        except (wrapt.WrapperNotOutermostError, wrapt.WrapperChainTooDeepError) as error:
+            logger.debug("ascend_opt: the watch on engines stays in place: %s", error)
+        else:
+            self._handle = None
+
+    def _install(self, module: ModuleType) -> None:
+        if not self._armed or self._handle is not None:
+            return
+        # Right after the import there can be none. By type(): asking a proxy for its __class__,
+        # as isinstance does, may import what it stands for or raise.
+        workers = (
+            [w for w in gc.get_objects() if issubclass(type(w), module.WorkerBase)]
+            if is_complete(module)
+            else []
+        )
         self._handle = wrapt.wrap_function_wrapper(module, TARGET.qualname, self._after_init)
         for worker in workers:
             self._report(worker, running=True)
 
     def _after_init(self, wrapped: Any, worker: Any, args: Any, kwargs: Any) -> None:
         wrapped(*args, **kwargs)
-        self._report(worker, running=False)
+        if self._armed:
+            self._report(worker, running=False)
 
     def _report(self, worker: Any, running: bool) -> None:
         try:
             rank = getattr(worker, "rank", None)
-            self._started(Engine(worker.vllm_config, rank, running))
+            self._started(Engine(worker.vllm_config, rank, running, weakref.ref(worker)))
         except NotApplicableError:
             raise
         except Exception:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from enum import Enum
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ascend_opt.errors import ParameterError, nearest
@@ -28,7 +30,7 @@ _UNITS = {
     **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)", re.ASCII)
 
 
 def parse_bytes(value: object) -> int:
@@ -48,7 +50,7 @@ def parse_bytes(value: object) -> int:
             f"found {value!r}, expected a number of bytes or a size like '18MiB' "
             "(units: B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
         )
-    return int(float(match[1]) * unit)
+    return int(Fraction(match[1]) * unit)
 
 
 class _ByteSize:
@@ -67,7 +69,7 @@ class _ByteSize:
         return {
             "anyOf": [
                 {"type": "integer", "minimum": 0},
-                {"type": "string", "pattern": r"^\d+(\.\d+)?\s*([kKmMgGtT]i?)?[bB]?$"},
+                {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*(([kKmMgGtT][iI]?)?[bB])?\s*$"},
             ],
             "description": "bytes, or a size like 18MiB",
         }
@@ -103,9 +105,13 @@ def resolve(owner: str, schema: type, given: Mapping[str, Any]) -> Any:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(schema).validate_python(dict(given))
+        resolved: Any = TypeAdapter(schema).validate_python(dict(given))
     except ValidationError as error:
         raise ParameterError(f"{owner}: {describe(error)}") from None
+    for name, value in given.items():  # pydantic takes True for 1
+        if isinstance(value, bool) and not isinstance(getattr(resolved, name), bool):
+            raise ParameterError(f"{owner}: {name}: found {value!r}, which is not a boolean here")
+    return resolved
 
 
 def describe(error: Any) -> str:
@@ -120,5 +126,15 @@ def describe(error: Any) -> str:
 
 
 def as_dict(parameters: Any) -> dict[str, Any]:
-    """Return resolved parameters as plain values."""
-    return dataclasses.asdict(parameters)
+    """Return resolved parameters as plain values, which `resolve` and JSON take."""
+    return {key: _plain(value) for key, value in dataclasses.asdict(parameters).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -17,12 +17,14 @@ from typing import Any
 
 import wrapt
 
-from ascend_opt.base import Kind, Pass, Patch
+from ascend_opt.base import BUILTIN, Kind, Pass, Patch
 from ascend_opt.errors import ConflictError, PatchError, RevertError
 from ascend_opt.recognition import Recognition
 from ascend_opt.targets import innermost, source_of, whence
 
 logger = logging.getLogger("vllm.ascend_opt")
+
+_BLAME = "raised by ascend_opt pass"
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,15 @@ class Applied:
                 f"{self.patch.target} cannot be reverted, since {other} was put on top of it "
                 "later; remove that first, then disable again"
             )
-        if vars(self.owner).get(self.attribute) is self.installed:
-            setattr(self.owner, self.attribute, self.original)
-        else:
+        if self.patch.kind is Kind.HOST:
+            # What our wrapper wraps now: another pass that it wrapped may be gone by this time.
             wrapt.unwrap_object(self.owner, self.attribute, self.installed, missing_ok=True)
+        elif vars(self.owner).get(self.attribute) is self.installed:
+            setattr(self.owner, self.attribute, self.original)
+
+
+class _HostWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
+    """A wrapper of ours: host patches of several passes on one target wrap one another."""
 
 
 def _reaches(function: Any, ours: Any) -> bool:
@@ -94,17 +101,18 @@ def _reaches(function: Any, ours: Any) -> bool:
     return False
 
 
-def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str]:
+def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str, str | None]:
     """Make sure that what is imported is what was recognised on disk.
 
     Returns:
-        The owner of the target and the target's name in it.
+        The owner of the target, the target's name in it, and the variant that is live: another
+        function than the one on disk may have taken its place, if its own source is known.
 
     Raises:
         ConflictError: Someone else has patched the target.
         PatchError: The target is missing.
     """
-    patch = recognition.patch
+    patch, expected = recognition.patch, recognition.source
     owner: Any = module
     *path, attribute = patch.target.qualname.split(".")
     for name in path:
@@ -113,24 +121,32 @@ def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str]:
         raise PatchError(f"{patch.target} is in the source but not in the imported module")
 
     live = vars(owner)[attribute]
+    while patch.kind is Kind.HOST and type(live) is _HostWrapper:
+        live = live.__wrapped__
     source = source_of(live)
-    if source is not None and _hops(live) <= source.decorators:
-        expected = recognition.source
-        if expected is not None and source.fingerprint == expected.fingerprint:
-            return owner, attribute
-        if source.fingerprint in patch.known:
-            return owner, attribute
-    raise ConflictError(f"{patch.target} is already patched by {whence(live)}")
+    if source is None or _wrappers(live) > source.decorators:
+        raise ConflictError(f"{patch.target} is already patched by {whence(live)}")
+    if expected is not None and source.fingerprint == expected.fingerprint:
+        return owner, attribute, recognition.variant
+    variant = patch.known.get(source.fingerprint)
+    if variant is None or variant == BUILTIN or variant in patch.leave:
+        raise ConflictError(
+            f"{patch.target} was replaced by {whence(live)} "
+            f"({f'variant {variant!r}' if variant else f'sha {source.fingerprint}, unknown'})"
+        )
+    return owner, attribute, variant
 
 
-def _hops(function: Any) -> int:
-    """Return how many wrappers lie around a function (its own decorators included)."""
+def _wrappers(function: Any) -> int:
+    """Return how many wrappers lie around a function (its own decorators' included)."""
     count = 0
-    while not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
-        inner = getattr(function, "__func__", None) or getattr(function, "__wrapped__", None)
+    while count < 64:
+        inner = getattr(function, "__func__", None)
         if inner is None:
-            break
-        function, count = inner, count + 1
+            inner, count = getattr(function, "__wrapped__", None), count + 1
+        if inner is None:
+            return count - 1
+        function = inner
     return count
 
 
@@ -146,13 +162,15 @@ def apply(instance: Pass, recognition: Recognition, module: ModuleType) -> Appli
         PatchError: See `check_live`; also if the pass's own method fails.
     """
     patch = recognition.patch
-    owner, attribute = check_live(recognition, module)
+    owner, attribute, variant = check_live(recognition, module)
+    if variant is not None:
+        instance.variants[str(patch.target)] = variant
     original = vars(owner)[attribute]
     method = getattr(instance, patch.method)
     stale = _stale_bindings(original, module) if owner is module else ()
     if patch.kind is Kind.HOST:
         guard = _guarded(instance, patch, method)
-        installed = wrapt.wrap_object(owner, attribute, wrapt.FunctionWrapper, (guard,))
+        installed = wrapt.wrap_object(owner, attribute, _HostWrapper, (guard,))
     else:
         installed = _replacement(patch, method, original)
         wrapt.apply_patch(owner, attribute, installed)
@@ -198,15 +216,19 @@ def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callab
                 "; the call is repeated with the original" if patch.redo else "",
             )
             if not patch.redo:
-                error.add_note(f"raised by ascend_opt pass {instance.name!r} in {patch.target}")
+                error.add_note(f"{_BLAME} {instance.name!r} in {patch.target}")
                 raise
             return wrapped(*args, **kwargs)
 
+    # So that a message about who patched a target names the pass.
+    guard.__module__, guard.__qualname__ = method.__module__, method.__qualname__
     return guard
 
 
 def _came_from(error: BaseException, wrapped: Any) -> bool:
-    """Return whether an error was raised inside the original function."""
+    """Return whether an error was raised inside what we wrap, another pass included."""
+    if any(note.startswith(_BLAME) for note in getattr(error, "__notes__", ())):
+        return True
     code = getattr(innermost(wrapped), "__code__", None)
     traceback = error.__traceback__
     while traceback is not None:

@@ -7,8 +7,9 @@ distribution): what fails is reported by name and skipped.
 from __future__ import annotations
 
 import configparser
-import importlib
+import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ import pluggy
 
 from ascend_opt import hookspecs
 from ascend_opt.base import Pass
+from ascend_opt.config import OPTIONS
 from ascend_opt.errors import DuplicatePassError, UnknownPassError, nearest
 
 logger = logging.getLogger("vllm.ascend_opt")
@@ -90,6 +92,10 @@ class Registry:
             elif other is not None and other.cls is not cls:
                 self.duplicates[cls.name] = [other.distribution, distribution]
                 del self.passes[cls.name]
+                self.problems.append(
+                    f"pass {cls.name!r} is provided by {other.distribution} and {distribution}; "
+                    "uninstall one of them"
+                )
             else:
                 self.passes[cls.name] = Provided(cls, distribution)
 
@@ -97,9 +103,24 @@ class Registry:
 def _flaw(cls: object) -> str | None:
     if not (isinstance(cls, type) and issubclass(cls, Pass)):
         return f"{cls!r} is not a subclass of ascend_opt.Pass"
-    missing = [fact for fact in ("name", "origin", "remove_when") if not hasattr(cls, fact)]
+    facts = ("name", "origin", "remove_when", "version")
+    missing = [fact for fact in facts if not isinstance(getattr(cls, fact, None), str)]
     if missing or not cls.summary():
         return f"pass class {cls.__qualname__} has no {', '.join(missing or ['docstring'])}"
+    targets = Counter(str(patch.target) for patch in cls.patches)
+    twice = [target for target, count in targets.items() if count > 1]
+    if twice:
+        return f"pass {cls.name!r} patches {', '.join(twice)} more than once"
+    if not dataclasses.is_dataclass(cls.Parameters):
+        return f"pass {cls.name!r}: Parameters is no dataclass"
+    fields = dataclasses.fields(cls.Parameters)
+    if any(
+        f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        for f in fields
+    ):
+        return f"pass {cls.name!r}: a parameter has no default"
+    if taken := {f.name for f in fields} & set(OPTIONS):
+        return f"pass {cls.name!r}: the framework has an option of its own named {taken.pop()!r}"
     return None
 
 
@@ -111,21 +132,22 @@ def entry_points() -> list[EntryPoint]:
     """
     found: dict[tuple[str, str], EntryPoint] = {}
     for distribution in metadata.distributions():
-        text = distribution.read_text("entry_points.txt")
-        if text is None or GROUP not in text:
-            continue
-        parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
-        parser.optionxform = str  # type: ignore[assignment, method-assign]
         try:
+            text = distribution.read_text("entry_points.txt")
+            if text is None or GROUP not in text:
+                continue
+            parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+            parser.optionxform = str  # type: ignore[assignment, method-assign]
             parser.read_string(text)
-        except configparser.Error:
-            continue
-        if not parser.has_section(GROUP):
-            continue
-        name = distribution.metadata["Name"]
-        for key, value in parser.items(GROUP):
-            # The first on sys.path is the one that Python imports.
-            found.setdefault((name, key), EntryPoint(name, distribution.version, key, value))
+            if not parser.has_section(GROUP):
+                continue
+            name, version = distribution.metadata["Name"], distribution.version
+            for key, value in parser.items(GROUP):
+                # The first on sys.path is the one that Python imports.
+                found.setdefault((name, key), EntryPoint(name, version, key, value))
+        except Exception as error:  # one broken distribution is no reason to lose the others
+            where = getattr(distribution, "_path", distribution)
+            logger.warning("ascend_opt: left out: %s: metadata cannot be read: %s", where, error)
     return list(found.values())
 
 
@@ -135,9 +157,14 @@ def discover() -> Registry:
     return load(entry_points())
 
 
+def _load(value: str) -> object:
+    """Return what an entry point names: a module, or `module:attribute`."""
+    return metadata.EntryPoint("", value, GROUP).load()
+
+
 def load(
     points: Iterable[EntryPoint],
-    importer: Callable[[str], object] = importlib.import_module,
+    importer: Callable[[str], object] = _load,
 ) -> Registry:
     """Load plugins one by one; see `Registry` for what becomes of the broken ones."""
     registry = Registry()
@@ -156,8 +183,9 @@ def load(
             ]
             if not found:
                 raise LookupError(f"{point.value} implements no hook 'ascend_opt_passes'")
-            registry.add(point.distribution, cast(Iterable[type[Pass]], found[0].function()))
-        except Exception as error:
+            classes = list(cast(Iterable[type[Pass]], found[0].function()))
+            registry.add(point.distribution, classes)
+        except (Exception, SystemExit) as error:
             if manager.has_plugin(name):  # a register() that failed leaves it half registered
                 manager.unregister(name=name)
             registry.problems.append(

@@ -8,6 +8,7 @@ addition. A full disk or a read-only directory costs the records, never the engi
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import multiprocessing
@@ -87,6 +88,9 @@ def run_directory() -> Path:
 def make_private(directory: Path) -> None:
     """Make sure that the directory is ours alone.
 
+    One that exists already is left as it is: its mode may be somebody's choice, and the records
+    in it are private files in any case.
+
     Raises:
         OSError: It cannot be made, or belongs to someone else, or others may write to it.
     """
@@ -94,8 +98,10 @@ def make_private(directory: Path) -> None:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(f"{directory} belongs to another user or is no directory")
-    if found.st_mode & 0o077:
-        directory.chmod(0o700)
+    if found.st_mode & 0o022:
+        raise PermissionError(
+            f"others may write to {directory} (mode {stat.S_IMODE(found.st_mode):04o})"
+        )
 
 
 def started_at(pid: int) -> int | None:
@@ -124,34 +130,42 @@ class Reporter:
     ) -> None:
         self._snapshot = snapshot
         self._tick = tick
+        self._lock = threading.Lock()  # never taken while the snapshot is
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._last: object = None
+        self._written: Path | None = None
         self._complained = False
         os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self.close)
 
     def start(self) -> None:
         """Start the thread that writes, if it does not run yet."""
-        if self._thread is None or not self._thread.is_alive():
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                self._wake.set()
+                return
             self._thread = threading.Thread(target=self._run, name="ascend_opt-report", daemon=True)
-            self._thread.start()
-        else:
-            self._wake.set()
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # the interpreter is about to end, or threads are used up
+                self._thread = None
+                logger.debug("ascend_opt: no record of this process: %s", error)
 
     def _after_fork(self) -> None:
         # Threads do not survive a fork, and the parent's record is not ours.
         running, self._thread = self._thread is not None, None
+        self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._last = None
+        self._last = self._written = None
         if running:
             self.start()
 
     def _run(self) -> None:
-        while True:
+        while self._thread is threading.current_thread():
             try:
                 self._tick()
-                self.write()
+                self._write(only_for=threading.current_thread())
             except Exception:
                 logger.exception("ascend_opt: reporting stopped in this process; passes go on")
                 return
@@ -160,12 +174,22 @@ class Reporter:
 
     def write(self) -> None:
         """Write the record now if anything changed since the last time."""
+        self._write(only_for=None)
+
+    def _write(self, only_for: threading.Thread | None) -> None:
         passes, rank = self._snapshot()
         record = Record(_this_process(rank), time.time(), tuple(passes))
+        with self._lock:
+            # After close() a thread that was about to write must not bring the record back.
+            if only_for is None or self._thread is only_for:
+                self._replace(record)
+
+    def _replace(self, record: Record) -> None:
         if (record.process, record.passes) == self._last:
             return
+        path = run_directory() / f"{record.process.pid}{_SUFFIX}"
         try:
-            _replace(self._path(), json.dumps(record.as_dict()))
+            _replace(path, json.dumps(record.as_dict()))
         except OSError as error:
             if not self._complained:
                 logger.warning(
@@ -176,16 +200,17 @@ class Reporter:
                 )
             self._complained = True
             return
-        self._last = (record.process, record.passes)
+        self._last, self._written = (record.process, record.passes), path
 
     def close(self) -> None:
-        """Remove this process's record."""
-        self._path().unlink(missing_ok=True) if self._last is not None else None
-        self._last = None
-
-    @staticmethod
-    def _path() -> Path:
-        return run_directory() / f"{os.getpid()}{_SUFFIX}"
+        """Stop writing, and remove this process's record."""
+        with self._lock:
+            self._thread = None
+            self._wake.set()
+            written, self._written, self._last = self._written, None, None
+        if written is not None:
+            with contextlib.suppress(OSError):
+                written.unlink()
 
 
 def _this_process(rank: int | None) -> Process:
@@ -216,10 +241,14 @@ def read_records(directory: Path | None = None) -> list[Record]:
         PermissionError: The directory is not this user's.
     """
     directory = directory or run_directory()
-    if not directory.is_dir():
+    try:
+        found = directory.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to another user; set {ENVIRONMENT}")
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(
+            f"{directory} belongs to another user or is no directory; set {ENVIRONMENT}"
+        )
     records = []
     for path in sorted(directory.glob(f"*{_SUFFIX}")):
         record = _read(path)
@@ -228,19 +257,23 @@ def read_records(directory: Path | None = None) -> list[Record]:
         if started_at(record.process.pid) == record.process.started:
             records.append(record)
         else:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
     return sorted(records, key=lambda record: record.process.pid)
 
 
 def _read(path: Path) -> Record | None:
     try:
-        if path.lstat().st_uid != os.getuid() or path.is_symlink():
+        found = path.lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
             return None
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         process = Process(*(data[key] for key in ("pid", "started", "parent", "role", "rank")))
+        if path.name != f"{process.pid}{_SUFFIX}" or type(process.started) is not int:
+            return None
         passes = tuple(_status(item) for item in data["passes"])
         return Record(process, float(data["updated"]), passes)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
 from ascend_opt.base import Pass
-from ascend_opt.conditions import Stage
+from ascend_opt.conditions import Condition, Stage
 from ascend_opt.config import Request
 from ascend_opt.engine import Engine, EngineWatch
 from ascend_opt.errors import ConflictError, PatchError, RevertError
-from ascend_opt.importing import imported
 from ascend_opt.parameters import as_dict
 from ascend_opt.patching import Applied, apply
 from ascend_opt.recognition import Action, Recognition, judge, recognise_all
@@ -60,13 +61,16 @@ class Slot:
         slot = cls(provided, request, instance, recognitions, State.ARMED, "", from_config)
         for condition in provided.cls.conditions:
             if condition.stage is Stage.INSTALL:
-                unmet = condition.unmet(None, request.parameters)
+                unmet = slot.ask(condition, None)
                 if unmet is not None:
                     return slot.refuse(State.INAPPLICABLE, unmet)
         verdict = judge(recognitions, request.allow_unknown)
         if verdict.state is not State.ARMED:
             return slot.refuse(verdict.state, verdict.reason)
-        unmet = instance.unmet() or EngineWatch.unmet()
+        try:
+            unmet = instance.unmet() or EngineWatch.unmet()
+        except Exception as error:
+            unmet = f"the pass's own check failed: {error!r}"
         if unmet is not None:
             return slot.refuse(State.INAPPLICABLE, unmet)
         slot.settle()
@@ -110,7 +114,12 @@ class Slot:
             self.state = State.ARMED
             self.reason = "patched; no engine has started in this process"
         else:
-            self.state, self.reason = State.ACTIVE, self.instance.applied()
+            self.state = State.ACTIVE
+            try:
+                self.reason = self.instance.applied()
+            except Exception as error:
+                self.withdraw(State.FAILED, f"applied() raised {error!r}")
+                return
             if not self.announced:
                 self.announced = True
                 logger.info("ascend_opt: %s is active: %s", self.name, self.reason)
@@ -125,37 +134,36 @@ class Slot:
                 ", ".join(f"{r.patch.target} ({r.source})" for r in unknown),
             )
 
-    def apply(self, module: str) -> None:
-        """Apply what the pass wants to change in one module, if that is imported by now."""
-        loaded = imported(module)
+    def apply(self, name: str, module: ModuleType) -> None:
+        """Apply what the pass wants to change in the module of that name."""
         here = [
             r
             for r in self.to_patch()
-            if r.patch.target.module == module and str(r.patch.target) not in self.applied
+            if r.patch.target.module == name and str(r.patch.target) not in self.applied
         ]
-        if loaded is None or not here:
+        if not here:
             return
         try:
             for recognition in here:
-                applied = apply(self.instance, recognition, loaded)
+                applied = apply(self.instance, recognition, module)
                 self.applied[str(recognition.patch.target)] = applied
                 if applied.stale:
                     logger.warning("ascend_opt: %s: %s", self.name, _note(applied))
+        except ConflictError as error:
+            self.withdraw(State.CONFLICT, str(error))
         except PatchError as error:
-            conflict = isinstance(error, ConflictError)
-            self.withdraw(State.CONFLICT if conflict else State.FAILED, str(error))
-            return
-        self.settle()
+            self.withdraw(State.FAILED, str(error))
+        except Exception as error:
+            self.withdraw(State.FAILED, f"{recognition.patch.target}: {error!r}")
+        else:
+            self.settle()
 
     def check(self, engine: Engine) -> None:
         """Ask the engine conditions; what one engine refuses is off in this process."""
         for condition in self.provided.cls.conditions:
             if condition.stage is not Stage.ENGINE:
                 continue
-            try:
-                unmet = condition.unmet(engine.config, self.request.parameters)
-            except Exception as error:
-                unmet = f"{condition.name} could not be decided: {error!r}"
+            unmet = self.ask(condition, engine.config)
             if unmet is not None:
                 self.withdraw(State.INAPPLICABLE, unmet)
                 return
@@ -167,6 +175,13 @@ class Slot:
                 self.name,
             )
         self.settle()
+
+    def ask(self, condition: Condition, subject: Any) -> str | None:
+        """Return what `Condition.unmet` says; what cannot be decided does not hold."""
+        try:
+            return condition.unmet(subject, self.request.parameters)
+        except Exception as error:
+            return f"{condition.name} could not be decided: {error!r}"
 
     def look_after(self) -> None:
         """Follow up on a failure at run time, and on patches that others replaced."""
@@ -182,6 +197,8 @@ class Slot:
     def revert(self) -> None:
         """Take all patches out, or none.
 
+        What still holds our code (a bound method kept, a compiled model) runs as if unpatched.
+
         Raises:
             RevertError: One is covered by someone else's; all are in place as before.
         """
@@ -193,15 +210,19 @@ class Slot:
         for applied in self.applied.values():
             applied.revert()
         self.applied.clear()
-        self.instance.reverted()
+        self.instance.fail("switched off")
+        try:
+            self.instance.reverted()
+        except Exception:
+            logger.exception("ascend_opt: %s: reverted() failed; its patches are out", self.name)
 
     def withdraw(self, state: State, reason: str) -> None:
         """Switch the pass off by ourselves: its patches out or, where covered, inert."""
         self.refuse(state, reason)
+        self.instance.fail(reason)
         try:
             self.revert()
         except RevertError as error:
-            self.instance.fail(reason)
             self.reason = f"{reason} (left in place, inert: {error})"
         logger.warning("ascend_opt: %s is %s: %s", self.name, state, self.reason)
 
@@ -250,10 +271,10 @@ class Slot:
             holds: bool | None = None
             detail = "decided for each batch at run time"
             if condition.stage is Stage.INSTALL:
-                unmet = condition.unmet(None, self.request.parameters)
+                unmet = self.ask(condition, None)
                 holds, detail = unmet is None, unmet or "holds"
             elif condition.stage is Stage.ENGINE:
-                reasons = [condition.unmet(e.config, self.request.parameters) for e in engines]
+                reasons = [self.ask(condition, engine.config) for engine in engines]
                 holds = all(r is None for r in reasons) if engines else None
                 detail = next((r for r in reasons if r), "holds" if engines else "no engine here")
             found.append(

@@ -18,6 +18,9 @@ from typing import Any
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
+# Decorators that lay no `__wrapped__` layer around what they decorate.
+_TRANSPARENT = {"staticmethod", "classmethod", "abstractmethod", "override", "final", "overload"}
+
 
 @dataclass(frozen=True)
 class Target:
@@ -45,7 +48,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a target is defined, and the fingerprint of its code."""
+    """Where a target is defined, and the fingerprint of its code.
+
+    Attributes:
+        file: Its file.
+        line: Line of the `def`, 1-based.
+        fingerprint: See `fingerprint`.
+        text: The code as it is written.
+        decorators: How many of its decorators may lay a wrapper around it.
+    """
 
     file: Path
     line: int
@@ -90,22 +101,32 @@ def locate(target: Target) -> Source | None:
     return None if file is None else source_in(file, target.qualname)
 
 
-def source_in(file: Path, qualname: str) -> Source | None:
-    """Return the source of `qualname` in a file, or None where the file does not define it."""
+def source_in(file: Path, qualname: str, first_line: int | None = None) -> Source | None:
+    """Return the source of `qualname` in a file, or None where the file does not define it.
+
+    Args:
+        file: A Python file.
+        qualname: `Qual.name`.
+        first_line: The line on which the definition starts, decorators included, to tell apart
+            those of one name (in the branches of an `if`); None takes the last.
+    """
     try:
         stat = file.stat()
         text, tree = _parse(file, stat.st_mtime_ns, stat.st_size)
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    node = find_definition(tree, qualname)
-    if node is None:
+    found = find_definitions(tree, qualname)
+    if first_line is not None:
+        found = [node for node in found if _first_line(node) == first_line]
+    if not found:
         return None
+    node = found[-1]
     return Source(
         file=file,
         line=node.lineno,
         fingerprint=fingerprint(node),
         text=ast.get_source_segment(text, node) or "",
-        decorators=len(node.decorator_list),
+        decorators=sum(not _is_transparent(d) for d in node.decorator_list),
     )
 
 
@@ -115,16 +136,24 @@ def _parse(file: Path, mtime_ns: int, size: int) -> tuple[str, ast.Module]:
     return text, ast.parse(text)
 
 
-def find_definition(tree: ast.Module, qualname: str) -> Definition | None:
-    """Return the definition of `Qual.name` in a module; the last one where there are several."""
-    body: list[ast.stmt] = tree.body
-    node: Definition | None = None
-    for name in qualname.split("."):
-        node = next((d for d in reversed(_definitions(body)) if d.name == name), None)
-        if node is None:
-            return None
-        body = node.body
-    return node
+def find_definitions(tree: ast.Module, qualname: str) -> list[Definition]:
+    """Return the definitions of `Qual.name` in a module, in the order in which they stand."""
+    *path, last = qualname.split(".")
+    bodies: list[list[ast.stmt]] = [tree.body]
+    for name in path:
+        bodies = [d.body for body in bodies for d in _definitions(body) if d.name == name]
+    return [d for body in bodies for d in _definitions(body) if d.name == last]
+
+
+def _first_line(node: Definition) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def _is_transparent(decorator: ast.expr) -> bool:
+    return getattr(decorator, "id", getattr(decorator, "attr", None)) in _TRANSPARENT
+
+
+_BRANCHING = ast.If | ast.Try | ast.TryStar | ast.With | ast.ExceptHandler
 
 
 def _definitions(body: list[ast.stmt]) -> list[Definition]:
@@ -134,7 +163,7 @@ def _definitions(body: list[ast.stmt]) -> list[Definition]:
         if isinstance(statement, Definition):
             found.append(statement)
         for branch in ("body", "orelse", "handlers", "finalbody"):
-            if isinstance(statement, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            if isinstance(statement, _BRANCHING):
                 found += _definitions(getattr(statement, branch, []))
     return found
 
@@ -156,6 +185,8 @@ def fingerprint(node: ast.AST) -> str:
 
 def _dump(value: object) -> str:
     # ast.dump prints other fields on other Python versions; this one skips what is empty.
+    if isinstance(value, ast.AnnAssign) and value.value is not None:
+        value = ast.Assign(targets=[value.target], value=value.value)
     if isinstance(value, ast.AST):
         fields = [
             f"{name}={_dump(field)}"
@@ -164,12 +195,14 @@ def _dump(value: object) -> str:
         ]
         return f"{type(value).__name__}({','.join(fields)})"
     if isinstance(value, list):
-        return "[" + ",".join(_dump(item) for item in value if not _is_docstring(item)) + "]"
-    return repr(value)
+        return "[" + ",".join(_dump(item) for item in value if not _says_nothing(item)) + "]"
+    return ascii(value)  # repr follows the Unicode tables of the Python version
 
 
-def _is_docstring(node: object) -> bool:
-    # A bare string anywhere in a body has no effect, like a docstring.
+def _says_nothing(node: object) -> bool:
+    # A bare string anywhere in a body has no effect, like a docstring; nor has `x: int`.
+    if isinstance(node, ast.AnnAssign):
+        return node.value is None
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -187,7 +220,7 @@ def source_of(function: Any) -> Source | None:
     if not isinstance(inner, FunctionType):
         return None
     code = inner.__code__
-    return source_in(Path(code.co_filename), code.co_qualname)
+    return source_in(Path(code.co_filename), code.co_qualname, code.co_firstlineno)
 
 
 def innermost(function: Any) -> Any:

@@ -8,6 +8,7 @@ descendants can be ended together.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -113,6 +114,7 @@ class Outcome:
         logprobs: See `Generated`, one list for each prompt.
         prompt_tokens: Length of each prompt in tokens.
         facts: Versions, device and engine configuration, for a report.
+        details: What else a serving module of one's own measured.
     """
 
     tokens: list[list[int]]
@@ -122,6 +124,7 @@ class Outcome:
     logprobs: list[list[list[list[Any]]]] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return pass name to its status in the process where it came furthest."""
@@ -147,6 +150,7 @@ class EngineProcess:
         directory: Where log and answers are kept; a temporary one if left out.
         name: What the engine is called in file names and messages.
         waiting: Called every now and then while there is nothing to say.
+        module: What runs in the child: `python -m MODULE JOB.json ANSWERS`.
     """
 
     def __init__(
@@ -154,6 +158,7 @@ class EngineProcess:
         job: Job,
         *,
         python: Sequence[str] = (sys.executable,),
+        module: str = "ascend_opt.proof.engine_child",
         timeout_s: float = 600,
         directory: Path | None = None,
         name: str = "engine",
@@ -169,10 +174,8 @@ class EngineProcess:
         self._answers_path.write_bytes(b"")
         self._position = 0
         setup = self._scratch / "job.json"
-        setup.write_text(
-            json.dumps({"model": job.model, "engine": job.engine, "arguments": list(job.arguments)})
-        )
-        command = [*python, "-m", "ascend_opt.proof.engine_child", setup, self._answers_path]
+        setup.write_text(json.dumps(dataclasses.asdict(job)))
+        command = [*python, "-m", module, setup, self._answers_path]
         with self.log.open("wb") as output:
             try:
                 self._process = subprocess.Popen(
@@ -194,9 +197,9 @@ class EngineProcess:
             **os.environ,
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CACHE_ROOT": str(self._scratch / "cache"),
-            **job.environment,
             ENVIRONMENT: "off" if job.passes is None else json.dumps({"passes": job.passes}),
             reporting.ENVIRONMENT: str(self._scratch / "records"),
+            **job.environment,
         }
 
     def __enter__(self) -> EngineProcess:
@@ -250,6 +253,22 @@ class EngineProcess:
         self._command(command, **arguments)
         return self._await(command)
 
+    def outcome(self) -> Outcome:
+        """Wait for a module that does the whole job by itself and writes one `Outcome`.
+
+        Raises:
+            EngineRunError: It failed or took too long.
+        """
+        until = time.monotonic() + self._timeout_s
+        while (code := self._process.poll()) is None:
+            self._check_time(until)
+            self._waiting()
+            time.sleep(_POLL_S)
+        text = self._answers_path.read_text()
+        if code != 0 or not text:
+            raise self._ended(code)
+        return Outcome(**json.loads(text))
+
     def _command(self, command: str, **arguments: Any) -> None:
         assert self._process.stdin is not None
         line = json.dumps({"do": command, **arguments}) + "\n"
@@ -272,14 +291,20 @@ class EngineProcess:
                 if kind == "finished" and finished is not None:
                     finished(answer)
             if code is not None:
-                how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                raise EngineRunError(f"the {self._name} engine ended with {how}\n{self.tail()}")
-            if time.monotonic() > until:
-                raise EngineRunError(
-                    f"the {self._name} engine took more than {self._timeout_s:.0f} s\n{self.tail()}"
-                )
+                raise self._ended(code)
+            self._check_time(until)
             self._waiting()
             time.sleep(_POLL_S)
+
+    def _ended(self, code: int) -> EngineRunError:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return EngineRunError(f"the {self._name} engine ended with {how}\n{self.tail()}")
+
+    def _check_time(self, until: float) -> None:
+        if time.monotonic() > until:
+            raise EngineRunError(
+                f"the {self._name} engine took more than {self._timeout_s:.0f} s\n{self.tail()}"
+            )
 
     def _answers(self) -> Iterator[dict[str, Any]]:
         with self._answers_path.open("rb") as file:
@@ -331,6 +356,7 @@ def run(
     job: Job,
     *,
     python: Sequence[str] = (sys.executable,),
+    serve: str | None = None,
     timeout_s: float = 600,
     directory: Path | None = None,
     name: str = "engine",
@@ -341,6 +367,7 @@ def run(
 
     Args:
         job: What to do.
+        serve: Module that does the job instead: called as `python -m MODULE JOB.json OUTCOME.json`.
         progress: Called as requests finish.
         python, timeout_s, directory, name, waiting: See `EngineProcess`.
 
@@ -351,11 +378,14 @@ def run(
     with EngineProcess(
         job,
         python=python,
+        module=serve or "ascend_opt.proof.engine_child",
         timeout_s=timeout_s,
         directory=directory,
         name=name,
         waiting=waiting,
     ) as engine:
+        if serve is not None:
+            return engine.outcome()
         facts = engine.started()
         start_s = facts.pop("start_s")
         batch = engine.generate(
