@@ -64,6 +64,13 @@ class Difference:
     found: Side
     tokens_differ: bool
 
+    def __str__(self) -> str:
+        what = "" if self.tokens_differ else ", same token, logprobs apart"
+        return (
+            f"prompt {self.prompt + 1}, token {self.position + 1}{what}: "
+            f"unpatched {self.expected}, patched {self.found}"
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return dataclasses.asdict(self)

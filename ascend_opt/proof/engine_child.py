@@ -105,9 +105,7 @@ class _Engine:
         from vllm.usage.usage_lib import UsageContext
 
         arguments = _arguments(setup["model"], setup["arguments"], setup["engine"])
-        self._engine = LLMEngine.from_engine_args(
-            arguments, usage_context=UsageContext.LLM_CLASS
-        )
+        self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
         self._config = self._engine.vllm_config
         self._requests = 0
         self._text: list[int] = []
@@ -222,9 +220,7 @@ class _Collected:
             self._first = now
         self._last = now
         self._tokens += completion.token_ids
-        for token, candidates in zip(
-            completion.token_ids, completion.logprobs or (), strict=False
-        ):
+        for token, candidates in zip(completion.token_ids, completion.logprobs or (), strict=False):
             chosen_first = sorted(candidates.items(), key=lambda item: item[0] != token)
             self._logprobs.append([[i, p.logprob, p.decoded_token] for i, p in chosen_first])
 

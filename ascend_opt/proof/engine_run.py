@@ -53,9 +53,9 @@ class Job:
         prompts: Texts, or lists of token ids, or made prompts.
         max_tokens: Tokens to generate for each prompt (greedy, past the end token).
         engine: Arguments of `vllm.EngineArgs`.
-        arguments: The same as words of vLLM's own command line.
         passes: The `passes` mapping of a configuration; None runs unpatched.
         environment: Variables over the caller's.
+        arguments: Like `engine`, as words of vLLM's own command line.
         logprobs: Most likely tokens whose logprobs come back at each position; None for none.
     """
 
@@ -63,9 +63,9 @@ class Job:
     prompts: Sequence[PromptSpec] = ()
     max_tokens: int = 32
     engine: Mapping[str, Any] = field(default_factory=dict)
-    arguments: Sequence[str] = ()
     passes: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
     logprobs: int | None = None
 
 
@@ -175,7 +175,7 @@ class EngineProcess:
         self._position = 0
         setup = self._scratch / "job.json"
         setup.write_text(json.dumps(dataclasses.asdict(job)))
-        command = [*python, "-m", module, setup, self._answers_path]
+        command = [*python, "-m", module, str(setup), str(self._answers_path)]
         with self.log.open("wb") as output:
             try:
                 self._process = subprocess.Popen(
@@ -368,8 +368,12 @@ def run(
     Args:
         job: What to do.
         serve: Module that does the job instead: called as `python -m MODULE JOB.json OUTCOME.json`.
+        python: See `EngineProcess`.
+        timeout_s: See `EngineProcess`.
+        directory: See `EngineProcess`.
+        name: See `EngineProcess`.
+        waiting: See `EngineProcess`.
         progress: Called as requests finish.
-        python, timeout_s, directory, name, waiting: See `EngineProcess`.
 
     Raises:
         EngineInputError: vLLM does not take the arguments or the prompts.

@@ -33,9 +33,7 @@ def default_prompts() -> list[dict[str, int]]:
 
     All begin at another place of the text, except the last two, which share a prefix.
     """
-    made = [
-        {"tokens": length, "offset": 11 * index} for index, length in enumerate(LENGTHS)
-    ]
+    made = [{"tokens": length, "offset": 11 * index} for index, length in enumerate(LENGTHS)]
     made[-1]["offset"] = made[-2]["offset"]
     return made
 

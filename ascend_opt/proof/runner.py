@@ -107,7 +107,9 @@ class Runner:
         )
         return outcome
 
-    def engine(self, name: str, requests: Requests, environment: Mapping[str, str]) -> EngineProcess:
+    def engine(
+        self, name: str, requests: Requests, environment: Mapping[str, str]
+    ) -> EngineProcess:
         """Start an engine that stays; it is not up before its `started()` returns."""
         return EngineProcess(
             self.subject.job(requests, environment),

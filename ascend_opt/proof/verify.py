@@ -126,9 +126,7 @@ def verify(
     first = runner.generate("unpatched-1", "unpatched", {}, prompts, max_tokens)
     if patched is None:
         reason = f"the engine runs unpatched, and died with {names}"
-        return Verification(
-            Verdict.ENGINE_DIED, reason, *told, facts=first.facts, log=str(died)
-        )
+        return Verification(Verdict.ENGINE_DIED, reason, *told, facts=first.facts, log=str(died))
     second = runner.generate("unpatched-2", "unpatched again", {}, prompts, max_tokens)
     noise = compare(first, second, tolerance)
     compared = compare(first, patched, tolerance)
@@ -152,16 +150,10 @@ def judge(noise: Comparison, patched: Comparison) -> tuple[Verdict, str]:
         count = sum(d.tokens_differ for d in blamed)
         return Verdict.DIFFERENT, f"tokens differ on {count} prompts{note}"
     if blamed:
-        return (
-            Verdict.DIFFERENT,
-            f"tokens are equal, but logprobs are apart by more than the tolerance on "
-            f"{len(blamed)} prompts{note}",
-        )
+        apart = "tokens are equal, but logprobs are apart by more than the tolerance"
+        return Verdict.DIFFERENT, f"{apart} on {len(blamed)} prompts{note}"
     if noisy:
-        return (
-            Verdict.UNDECIDED,
-            f"two unpatched runs already differ on {len(noisy)} prompts, so equality cannot be "
-            "shown there; try -- --max-num-seqs 1, or VLLM_BATCH_INVARIANT=1 where it is "
-            "supported",
-        )
+        where = f"two unpatched runs already differ on {len(noisy)} prompts"
+        advice = "try -- --max-num-seqs 1, or VLLM_BATCH_INVARIANT=1 where it is supported"
+        return Verdict.UNDECIDED, f"{where}, where equality cannot be shown; {advice}"
     return Verdict.EQUAL, f"{patched.tokens_equal} of {patched.tokens} tokens equal"

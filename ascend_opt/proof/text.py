@@ -1,0 +1,59 @@
+"""What people read on standard output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ascend_opt.proof.verify import Verdict, Verification
+from ascend_opt.render import console, table
+
+_SHOWN = 5  # differences; the rest is in --json
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{name}={value}" for name, value in counts.items()) or "-"
+
+
+def verification(found: Verification) -> None:
+    """Print what `verify` found."""
+    out = console()
+    rows = [
+        (
+            item.name,
+            "fail" if item.problem else "ok",
+            _listed(item.states),
+            _listed(item.counters),
+            item.problem or "",
+        )
+        for item in found.activity
+    ]
+    if rows:
+        out.print(
+            table("Was it on?", ("pass", "on", "processes", "counters", "what is wrong"), rows)
+        )
+    if found.noise is not None and found.patched is not None:
+        out.print(
+            table(
+                "Is it right?",
+                ("compared with the first unpatched run", "tokens equal", "largest logprob gap"),
+                [
+                    (name, f"{c.tokens_equal} of {c.tokens}", _gap(c.max_logprob_difference))
+                    for name, c in (
+                        ("unpatched again (the noise floor)", found.noise),
+                        ("with the passes", found.patched),
+                    )
+                ],
+            )
+        )
+    for difference in found.blamed()[:_SHOWN]:
+        out.print(str(difference), markup=False)
+    if found.verdict is Verdict.NOTHING_ON:
+        out.print("Tokens were not compared: without all passes on, equal would say nothing.")
+    if found.log:
+        out.print(found.log, markup=False)
+    word = "PASS" if found.passed else "FAIL"
+    out.print(f"{word}: {found.verdict}: {found.reason}", markup=False)
+
+
+def _gap(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
