@@ -28,6 +28,7 @@ from compat.patching import patch
 
 MAX_NUM_REQS = 6
 IDS = "abcdefgh"
+EVENTS = ("_arrive", "_finish", "_preempt", "_reorder")
 BUFFERS = (
     ("input_buffers", "seq_lens_np"),
     ("input_buffers", "seq_lens_cpu"),
@@ -73,70 +74,60 @@ class Traffic(RuleBasedStateMachine):
         self.instance: SyncElision | None = None
         self.applied: list[Applied] = []
 
-    @initialize(enabled=st.booleans())
-    def start(self, enabled: bool) -> None:
-        """The engine starts with the pass or without it."""
+    @initialize(
+        enabled=st.sampled_from([True, True, False]),
+        prompts=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    )
+    def start(self, enabled: bool, prompts: list[int]) -> None:
+        """The engine starts, with the pass or without it, and prefills some requests."""
         if enabled:
-            self.toggle()
+            self._switch_on()
+        self.scheduler.waiting = {r: Scheduled(n) for r, n in zip(IDS, prompts, strict=False)}
+        admitted = {r: (0, request.num_tokens) for r, request in self.scheduler.waiting.items()}
+        self._run(self.scheduler.schedule({}, admitted), 0)
 
     # --- what happens between steps
 
-    @precondition(lambda self: self._unused())
-    @rule(data=st.data(), num_tokens=st.integers(1, 9))
-    def arrive(self, data: st.DataObject, num_tokens: int) -> None:
-        """A request arrives; the id of one that has finished may come again."""
-        req_id = data.draw(st.sampled_from(self._unused()))
-        self.scheduler.waiting[req_id] = Scheduled(num_tokens)
-
-    @precondition(lambda self: self.scheduler.running)
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        """A request ends; its row is free for the next."""
-        self.scheduler.finish(data.draw(st.sampled_from(list(self.scheduler.running))))
-
-    @precondition(lambda self: self.scheduler.running)
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
-        """A request loses its row and will be computed again."""
-        self.scheduler.preempt(data.draw(st.sampled_from(list(self.scheduler.running))))
-
-    @precondition(lambda self: len(self.scheduler.running) > 1)
-    @rule(data=st.data())
-    def reorder(self, data: st.DataObject) -> None:
-        """The batch comes in another order (priorities)."""
-        order = data.draw(st.permutations(list(self.scheduler.running)))
-        self.scheduler.running = {r: self.scheduler.running[r] for r in order}
-
     @rule(num_reqs=st.integers(1, MAX_NUM_REQS))
     def dummy_run(self, num_reqs: int) -> None:
-        """A dummy batch writes over the lengths between two steps."""
+        """A dummy batch writes over the lengths."""
         self.upstream.dummy_run(num_reqs)
         self.patched.dummy_run(num_reqs)
 
-    @rule()
-    def toggle(self) -> None:
-        """The pass is switched on or off while the engine runs."""
+    @rule(breaks=st.booleans())
+    def switch(self, breaks: bool) -> None:
+        """The pass is switched on or off while the engine runs, or is going to fail."""
         if self.instance is None:
-            self.instance = self.pass_class()
-            self.applied = patch(self.release, self.instance)
-            return
+            self._switch_on()
+        elif self.instance.failure is not None:
+            self._switch_off()
+            self._switch_on()
+        elif breaks:
+            self.instance._lengths = Broken()
+        else:
+            self._switch_off()
+
+    def _switch_on(self) -> None:
+        self.instance = self.pass_class()
+        self.applied = patch(self.release, self.instance)
+
+    def _switch_off(self) -> None:
         for applied in self.applied:
             applied.revert()
         self.instance.reverted()
         self.seen.update(self.instance.counters)
         self.instance = None
 
-    @precondition(lambda self: self.instance is not None)
-    @rule()
-    def break_it(self) -> None:
-        """The pass fails at its next step; upstream's method takes over in that very step."""
-        self.instance._lengths = Broken()
-
     # --- steps
 
     @rule(data=st.data(), padding=st.integers(0, 3))
     def step(self, data: st.DataObject, padding: int) -> None:
-        """A mixed step: chunks of prefill, decodes, requests left out, requests admitted."""
+        """A mixed step after arrivals, finishes, preemptions and changes of order.
+
+        Chunks of prefill, decodes, requests left out, requests admitted with prefix hits.
+        """
+        for event in data.draw(st.lists(st.sampled_from(EVENTS), max_size=4)):
+            getattr(self, event)(data)
         tokens = {}
         for req_id, request in self.scheduler.running.items():
             left = request.num_tokens - request.num_computed
@@ -145,8 +136,27 @@ class Traffic(RuleBasedStateMachine):
                 tokens[req_id] = count
         self._run(self.scheduler.schedule(tokens, self._admit(data)), padding)
 
+    def _arrive(self, data: st.DataObject) -> None:
+        """The id of a request that has finished may come again."""
+        unused = [r for r in IDS if r not in self.scheduler.running | self.scheduler.waiting]
+        req_id = data.draw(st.sampled_from(unused)) if unused else None
+        if req_id is not None:
+            self.scheduler.waiting[req_id] = Scheduled(data.draw(st.integers(1, 9)))
+
+    def _finish(self, data: st.DataObject) -> None:
+        if self.scheduler.running:
+            self.scheduler.finish(data.draw(st.sampled_from(list(self.scheduler.running))))
+
+    def _preempt(self, data: st.DataObject) -> None:
+        if self.scheduler.running:
+            self.scheduler.preempt(data.draw(st.sampled_from(list(self.scheduler.running))))
+
+    def _reorder(self, data: st.DataObject) -> None:
+        order = data.draw(st.permutations(list(self.scheduler.running)))
+        self.scheduler.running = {r: self.scheduler.running[r] for r in order}
+
     @precondition(lambda self: self.scheduler.running)
-    @rule(steps=st.integers(1, 4), padding=st.integers(0, 3))
+    @rule(steps=st.integers(1, 6), padding=st.integers(0, 3))
     def decode(self, steps: int, padding: int) -> None:
         """Steady decode: the same requests, one token each."""
         for _ in range(steps):
@@ -176,15 +186,12 @@ class Traffic(RuleBasedStateMachine):
         admitted = {}
         room = MAX_NUM_REQS - len(self.scheduler.running)
         for req_id in list(self.scheduler.waiting)[:room]:
-            if data.draw(st.booleans()):
+            if data.draw(st.sampled_from([True, True, False])):
                 num_tokens = self.scheduler.waiting[req_id].num_tokens
                 hit = data.draw(st.sampled_from([0, num_tokens - 1, num_tokens // 2]))
                 left = num_tokens - hit
                 admitted[req_id] = (hit, data.draw(st.sampled_from([left, 1])))
         return admitted
-
-    def _unused(self) -> list[str]:
-        return [r for r in IDS if r not in self.scheduler.running | self.scheduler.waiting]
 
     def _run(self, output: Any, padding: int) -> None:
         """Run one step on both runners."""
@@ -198,7 +205,7 @@ class Traffic(RuleBasedStateMachine):
         self.buffers_are_equal()
         for runner, order in zip((self.upstream, self.patched), orders, strict=False):
             runner.finish_step(output, order)
-        if self.instance is not None and self.instance.failure is None:
+        if type(self.instance) is SyncElision and self.instance.failure is None:
             assert self._device_work() == (waits, copies), "the host waited or copied"
 
     def _device_work(self) -> tuple[int, int]:
@@ -231,7 +238,7 @@ class Traffic(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Collect the counters and take the fakes out."""
         if self.instance is not None:
-            self.toggle()
+            self._switch_off()
         self.stack.close()
 
 
