@@ -239,7 +239,7 @@ def _plain(node: yaml.Node, places: _Places, path: tuple[str, ...]) -> Any:
         raise yaml.constructor.ConstructorError(
             None,
             None,
-            f"more than {MAX_NODES} values, aliases counted as what they stand for",
+            f"more than {MAX_NODES} values, counting what aliases stand for",
             mark,
         )
     if isinstance(node, yaml.SequenceNode):
@@ -248,8 +248,10 @@ def _plain(node: yaml.Node, places: _Places, path: tuple[str, ...]) -> Any:
         return _scalar(node)
     result: dict[Any, Any] = {}
     for key_node, value_node in node.value:
-        key = _plain(key_node, places, (*path, "<key>"))
         start = key_node.start_mark
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key that is no name", start)
+        key = _scalar(key_node)
         where = (*path, str(key))
         if where in places.marks:
             line, column = places.marks[where]
@@ -258,12 +260,7 @@ def _plain(node: yaml.Node, places: _Places, path: tuple[str, ...]) -> Any:
                 f"first at {line}:{column}"
             )
         places.marks[where] = (start.line + 1, start.column + 1)
-        try:
-            result[key] = _plain(value_node, places, where)
-        except TypeError:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"a key of type {type(key).__name__}", start
-            ) from None
+        result[key] = _plain(value_node, places, where)
     return result
 
 
