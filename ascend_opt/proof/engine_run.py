@@ -95,9 +95,9 @@ def run(job: Job, *, python: Sequence[str] = (sys.executable,), timeout_s: float
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            **job.environment,
             ENVIRONMENT: "off" if job.passes is None else json.dumps({"passes": job.passes}),
             reporting.ENVIRONMENT: str(directory / "records"),
+            **job.environment,
         }
         command = [*python, "-m", "ascend_opt.proof.engine_run", str(request), str(answer)]
         with log.open("wb") as output:
