@@ -157,7 +157,7 @@ def test_a_foreign_patch_that_came_first_is_a_conflict(site, runner, foreign, ta
     theirs = vars(runner.Runner)[name]
     site.provide(site.host(target))
 
-    with pytest.raises(ascend_opt.NotApplicableError, match="conflict: .*test_patching"):
+    with pytest.raises(ascend_opt.NotApplicableError, match=r"conflict: .*test_patching"):
         ascend_opt.enable("greeter")
 
     assert vars(runner.Runner)[name] is theirs
