@@ -31,6 +31,10 @@ ENVIRONMENT = "VLLM_ASCEND_OPT"
 
 VERSION = 1
 MAX_NODES = 10_000
+_COLLECTIONS = (
+    yaml.resolver.Resolver.DEFAULT_MAPPING_TAG,
+    yaml.resolver.Resolver.DEFAULT_SEQUENCE_TAG,
+)
 OPTIONS = ("allow_unknown",)
 """Keys of a pass's entry that are the framework's, not the pass's parameters."""
 
@@ -149,6 +153,8 @@ def parse(text: str, place: str, classes: Mapping[str, type[Pass]]) -> Config:
         mark = error.problem_mark
         where = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
         raise ConfigError(f"{where}: not valid YAML: {error.problem}") from None
+    except ConfigError:  # a ValueError, too
+        raise
     except RecursionError:
         raise ConfigError(f"{place}: not valid YAML: nested too deeply") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # PyYAML's scanner: "\UFFFFFFFF"
@@ -239,17 +245,23 @@ def _plain(node: yaml.Node, places: _Places, path: tuple[str, ...]) -> Any:
         raise yaml.constructor.ConstructorError(
             None,
             None,
-            f"more than {MAX_NODES} values, aliases counted as what they stand for",
+            f"more than {MAX_NODES} values, counting what aliases stand for",
             mark,
+        )
+    if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTIONS:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"the tag {node.tag!r} means nothing here", mark
         )
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, places, (*path, str(i))) for i, item in enumerate(node.value)]
-    if not isinstance(node, yaml.MappingNode):
+    if isinstance(node, yaml.ScalarNode):
         return _scalar(node)
     result: dict[Any, Any] = {}
     for key_node, value_node in node.value:
-        key = _plain(key_node, places, (*path, "<key>"))
         start = key_node.start_mark
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key that is no name", start)
+        key = _scalar(key_node)
         where = (*path, str(key))
         if where in places.marks:
             line, column = places.marks[where]
@@ -258,12 +270,7 @@ def _plain(node: yaml.Node, places: _Places, path: tuple[str, ...]) -> Any:
                 f"first at {line}:{column}"
             )
         places.marks[where] = (start.line + 1, start.column + 1)
-        try:
-            result[key] = _plain(value_node, places, where)
-        except TypeError:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"a key of type {type(key).__name__}", start
-            ) from None
+        result[key] = _plain(value_node, places, where)
     return result
 
 

@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping
 from enum import Enum
 from fractions import Fraction
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ascend_opt.errors import ParameterError, nearest
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
     from pydantic_core import CoreSchema
 
 
@@ -102,16 +103,23 @@ def resolve(owner: str, schema: type, given: Mapping[str, Any]) -> Any:
         if name not in valid:
             raise ParameterError(f"{owner}: no parameter {name!r}; {nearest(name, valid)}")
 
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        resolved: Any = TypeAdapter(schema).validate_python(dict(given))
+        resolved = _adapter(schema).validate_python(dict(given))
     except ValidationError as error:
         raise ParameterError(f"{owner}: {describe(error)}") from None
     for name, value in given.items():  # pydantic takes True for 1
         if isinstance(value, bool) and not isinstance(getattr(resolved, name), bool):
             raise ParameterError(f"{owner}: {name}: found {value!r}, which is not a boolean here")
     return resolved
+
+
+@cache
+def _adapter(schema: type) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(schema)
 
 
 def describe(error: Any) -> str:

@@ -8,6 +8,7 @@ bypasses wrapt wrappers without an error; it comes out only while it is outermos
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import wrapt
 from ascend_opt.base import BUILTIN, Kind, Pass, Patch
 from ascend_opt.errors import ConflictError, PatchError, RevertError
 from ascend_opt.recognition import Recognition
-from ascend_opt.targets import innermost, source_of, whence
+from ascend_opt.targets import innermost, layers, source_of, whence
 
 logger = logging.getLogger("vllm.ascend_opt")
 
@@ -91,14 +92,10 @@ class _HostWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
 
 def _reaches(function: Any, ours: Any) -> bool:
     """Return whether `ours` is among what a function wraps (by `__wrapped__`)."""
-    for _ in range(64):
-        if function is ours:
-            return True
-        inner = getattr(function, "__func__", None) or getattr(function, "__wrapped__", None)
-        if inner is None:
-            return False
-        function = inner
-    return False
+    # `original = C.f` gives whoever patches after us a bound wrapper; its parent is ours.
+    return any(
+        layer is ours or getattr(layer, "_self_parent", None) is ours for layer in layers(function)
+    )
 
 
 def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str, str | None]:
@@ -139,15 +136,8 @@ def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str, 
 
 def _wrappers(function: Any) -> int:
     """Return how many wrappers lie around a function (its own decorators' included)."""
-    count = 0
-    while count < 64:
-        inner = getattr(function, "__func__", None)
-        if inner is None:
-            inner, count = getattr(function, "__wrapped__", None), count + 1
-        if inner is None:
-            return count - 1
-        function = inner
-    return count
+    around = layers(function)[:-1]
+    return sum(not issubclass(type(layer), staticmethod | classmethod) for layer in around)
 
 
 def apply(instance: Pass, recognition: Recognition, module: ModuleType) -> Applied:
@@ -208,6 +198,9 @@ def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callab
         except Exception as error:
             if _came_from(error, wrapped):
                 raise
+            # The original called with arguments that it does not take leaves no frame of its own.
+            if isinstance(error, TypeError) and not _accepts(wrapped, args, kwargs):
+                raise
             instance.fail(f"{patch.target}: {type(error).__name__}: {error}")
             logger.exception(
                 "ascend_opt: pass %s failed in %s and is now off in this process%s",
@@ -223,6 +216,16 @@ def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callab
     # So that a message about who patched a target names the pass.
     guard.__module__, guard.__qualname__ = method.__module__, method.__qualname__
     return guard
+
+
+def _accepts(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(wrapped).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # no signature to be had
+        return True
+    return True
 
 
 def _came_from(error: BaseException, wrapped: Any) -> bool:

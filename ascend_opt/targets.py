@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -225,13 +225,22 @@ def source_of(function: Any) -> Source | None:
 
 def innermost(function: Any) -> Any:
     """Return what a function wraps, through staticmethod, classmethod and `__wrapped__`."""
-    seen = 0
-    while seen < 64:
-        inner = getattr(function, "__func__", None) or getattr(function, "__wrapped__", None)
-        if inner is None:
-            return function
-        function, seen = inner, seen + 1
-    return function
+    return layers(function)[-1]
+
+
+def layers(function: Any) -> list[Any]:
+    """Return a function and what it wraps, from the outside in."""
+    found = [function]
+    while len(found) < 64:
+        # By type(): a wrapt wrapper around a staticmethod answers for its `__func__`, too.
+        if issubclass(type(function), staticmethod | classmethod | MethodType):
+            function = function.__func__
+        else:
+            function = getattr(function, "__wrapped__", None)
+        if function is None:
+            break
+        found.append(function)
+    return found
 
 
 def whence(function: Any) -> str:

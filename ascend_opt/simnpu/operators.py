@@ -14,15 +14,45 @@ PLACEHOLDERS: dict[str, int] = {}
 
 # Views, allocation and the like: torch_npu's own kernels do these on the host side and are kept.
 _KEPT_ATEN = frozenset(
-    "empty empty_like empty_strided new_empty_strided as_strided as_strided_ view _reshape_alias "
-    "squeeze unsqueeze set_ resize_ resize_as_ record_stream is_pinned _pin_memory pin_memory "
-    "is_set_to _local_scalar_dense copy_ _to_copy _copy_from_and_resize contiguous view_as_real "
-    "view_as_complex unfold _lazy_clone _to_sparse empty_with_format unsafe_empty_with_format "
-    "empty_with_swapped_memory matmul_backward _fused_sdp_choice".split()
+    [
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty_strided",
+        "as_strided",
+        "as_strided_",
+        "view",
+        "_reshape_alias",
+        "squeeze",
+        "unsqueeze",
+        "set_",
+        "resize_",
+        "resize_as_",
+        "record_stream",
+        "is_pinned",
+        "_pin_memory",
+        "pin_memory",
+        "is_set_to",
+        "_local_scalar_dense",
+        "copy_",
+        "_to_copy",
+        "_copy_from_and_resize",
+        "contiguous",
+        "view_as_real",
+        "view_as_complex",
+        "unfold",
+        "_lazy_clone",
+        "_to_sparse",
+        "empty_with_format",
+        "unsafe_empty_with_format",
+        "empty_with_swapped_memory",
+        "matmul_backward",
+        "_fused_sdp_choice",
+    ]
 )
 # Device operators that reach the driver by themselves or only ask about a tensor.
 _KEPT_NPU = frozenset(
-    "npu_prefetch get_npu_format get_storage_size npu_change_data_ptr copy_memory_".split()
+    ["npu_prefetch", "get_npu_format", "get_storage_size", "npu_change_data_ptr", "copy_memory_"]
 )
 # Where an operator may be called on real tensors while nothing is being computed.
 _TRACERS = ("torch/fx/experimental/proxy_tensor.py", "torch/_inductor/pattern_matcher.py")
@@ -58,10 +88,12 @@ def install() -> None:
     dispatch = library()
     dispatch.install()
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")
-    dispatch.bind([op for op in registered if op.startswith("aten::") and _base(op) not in _KEPT_ATEN])
+    dispatch.bind(
+        [op for op in registered if op.startswith("aten::") and _base(op) not in _KEPT_ATEN]
+    )
     # torchvision's registry wheel is built for CUDA and its operators do not load here; its Python
     # part, which vLLM imports, only needs them declared.
-    vision = torch.library.Library("torchvision", "FRAGMENT")  # noqa: TOR901
+    vision = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         vision.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _libraries.append(vision)
@@ -116,8 +148,8 @@ def on_missing(name: str) -> None:
         PLACEHOLDERS[name] = PLACEHOLDERS.get(name, 0) + 1
         return
     raise MissingKernelError(
-        f"simnpu has no kernel for {name}, which the model reached. Dense Qwen2 and Qwen3 models in "
-        f"bf16 and fp32 are supported; to support more, add a kernel in ascend_opt/simnpu/kernels"
+        f"simnpu has no kernel for {name}, which the model reached. Dense Qwen2 and Qwen3 "
+        f"in bf16 and fp32 are supported; for more, add a kernel in ascend_opt/simnpu/kernels"
     )
 
 

@@ -70,7 +70,16 @@ def find_schemas(package: Path, version: str) -> list[str]:
 
 
 def _fetch_source(version: str, directory: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+    ]
     command += ["--no-build-isolation", "--dest", str(directory), f"vllm-ascend=={version}"]
     environment = {"COMPILE_CUSTOM_KERNELS": "0", "SOC_VERSION": "ascend910b1"}
     done = subprocess.run(

@@ -39,8 +39,6 @@ class Verdict:
 
 def run_all(installation: "Installation") -> list[Verdict]:
     """Run every program under late delivery and return the verdicts."""
-
-
     environ = launch.environment(installation, os.environ, "late")
     verdicts = []
     for name, (_, described, expected) in PROGRAMS.items():
@@ -54,7 +52,7 @@ def run_all(installation: "Installation") -> list[Verdict]:
 
 
 def _step(*, wait_host: bool = True, wait_stream: bool = True, keep_source: bool = True) -> bool:
-    """Copy in, compute on the main stream, add on a side stream, copy out; say if it came out right."""
+    """Copy in, multiply on the main stream, add on a side stream, copy out; is it right?"""
     import torch
 
     source = torch.full((64,), 3.0).pin_memory()

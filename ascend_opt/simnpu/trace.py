@@ -1,7 +1,7 @@
 """Turns the driver's trace files into one trace for Perfetto or chrome://tracing.
 
-Every process under ``SIMNPU_TRACE=DIRECTORY`` writes ``PID.jsonl`` there, a line for each driver call,
-for each piece of work when it takes effect, and for each step mark.
+Every process under ``SIMNPU_TRACE=DIRECTORY`` writes ``PID.jsonl`` there, a line for each driver
+call, for each piece of work when it takes effect, and for each step mark.
 """
 
 import json

@@ -66,7 +66,12 @@ std::vector<std::string> bind(const std::vector<std::string>& operators) {
 py::object* on_missing = nullptr;
 void missing(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   auto name = full_name(op);
-  with_python([&] { (*on_missing)(name); });  // raises unless placeholders are allowed here
+  {
+    // Raises unless placeholders are allowed here. We are in the caller's own thread, so its exception
+    // may travel as it is.
+    py::gil_scoped_acquire gil;
+    (*on_missing)(name);
+  }
   size_t n = op.schema().arguments().size();
   Stack args(stack->end() - n, stack->end());
   Inference inference;

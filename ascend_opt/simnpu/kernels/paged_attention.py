@@ -1,5 +1,6 @@
 """Decode attention over the paged cache, as the ATB library offers it."""
 
+import torch
 from torch import Tensor
 
 from ascend_opt.simnpu.kernels.attention_core import Visibility, attend
@@ -27,7 +28,7 @@ def npu_paged_attention(
     """``(query, key_cache, value_cache, ..., block_table, context_lens, out!, *, ...) -> ()``.
 
     One query per sequence, which sees the whole sequence. Rows of ``out`` without a context length
-    are left alone, like those of a sequence of length 0 are set to zero.
+    are left alone; those of a sequence of length 0 become zero.
 
     Args:
         query: ``[tokens, num_heads, d]`` or ``[tokens, num_heads * d]``.
@@ -56,12 +57,7 @@ def npu_paged_attention(
     outputs = out.view(out.shape[0], num_heads, -1)
     for i, length in enumerate(lengths):
         key, value = (
-            read_pages(
-                _OP,
-                cache.unflatten(-1, (num_kv_heads, -1)) if cache.dim() == 3 else cache,
-                block_table[i],
-                length,
-            )
+            read_pages(_OP, cache, block_table[i], length).reshape(length, num_kv_heads, -1)
             for cache in (key_cache, value_cache)
         )
         row, _ = attend(queries[i : i + 1], key, value, scale=scale_value, visibility=Visibility())
@@ -81,4 +77,6 @@ def npu_paged_attention_get_workspace(
     out: Tensor,
 ) -> Tensor:
     """``(the operator's own arguments) -> Tensor``: ``[bytes]`` uint8, for ``workspace``."""
-    return query.new_zeros(_WORKSPACE_BYTES, dtype=query.dtype)
+    del key_cache, value_cache, num_kv_heads, num_heads, scale_value
+    del block_table, context_lens, out
+    return query.new_zeros(_WORKSPACE_BYTES, dtype=torch.uint8)
