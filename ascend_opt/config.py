@@ -206,6 +206,10 @@ def _request(name: str, entry: object, cls: type[Pass], places: _Places) -> Requ
     if not isinstance(allow, bool):
         where = places.of(*path, "allow_unknown")
         raise ConfigError(f"{where}: allow_unknown: found {allow!r}, expected true or false")
+    try:
+        targets = some_targets(cls, given.get("targets"))
+    except ParameterError as error:
+        raise ConfigError(f"{places.of(*path, 'targets')}: {error}") from None
     raw = {key: value for key, value in given.items() if key not in OPTIONS}
     try:
         return Request(name, resolve(name, cls.Parameters, raw), allow, targets)

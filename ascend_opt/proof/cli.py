@@ -254,3 +254,41 @@ def verify(
             text.verification(found)
         if not found.passed:
             raise SystemExit(1)
+
+
+@click.command()
+@subject_options
+@prompt_options
+@reporting_errors
+def bisect(
+    enables: tuple[str, ...],
+    config: str | None,
+    model: str,
+    python: str,
+    timeout_s: float,
+    output: str | None,
+    as_json: bool,
+    arguments: tuple[str, ...],
+    prompts: str | None,
+    max_tokens: int,
+    tolerance: float,
+) -> None:
+    """Find the passes, and their targets, with which tokens differ or the engine dies.
+
+    Halves the set of passes until the smallest one that is still wrong is left, then the targets
+    of those. Exit code 0 if nothing is wrong, 1 with the culprits if something is.
+    """
+    from ascend_opt.proof import text
+    from ascend_opt.proof.bisect import bisect as bisection
+
+    requests = requested(enables, config, launcher=shlex.split(python) != [sys.executable])
+    texts = read_prompts(prompts) if prompts else default_prompts()
+    with running("bisect", model, python, timeout_s, output, arguments) as runner:
+        found = bisection(runner, requests, texts, max_tokens, tolerance)
+        runner.workspace.write("result.json", found.as_dict())
+        if as_json:
+            click.echo(json.dumps(found.as_dict(), indent=2))
+        else:
+            text.bisection(found)
+        if found.wrong:
+            raise SystemExit(1)

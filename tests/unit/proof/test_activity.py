@@ -1,7 +1,7 @@
 from typing import Any
 
 import pytest
-from unit.proof.outcomes import record
+from outcomes import record
 
 from ascend_opt.proof.activity import Activity, activities
 

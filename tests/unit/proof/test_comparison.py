@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from unit.proof.outcomes import outcome
+from outcomes import outcome
 
 from ascend_opt.proof.comparison import compare
 

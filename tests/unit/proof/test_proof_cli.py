@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from unit.proof.outcomes import outcome, record
+from outcomes import outcome, record
 
 from ascend_opt.cli import main
 from ascend_opt.config import ENVIRONMENT

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from unit.proof.outcomes import FakeRunner, outcome, record
+from outcomes import FakeRunner, outcome, record
 
 from ascend_opt import preview
 from ascend_opt.proof.engine_run import EngineRunError, Outcome
