@@ -308,6 +308,7 @@ class Controller:
         self._reading = threading.RLock()
         for slot in self._slots.values():
             slot.instance.counters.clear()
+        self._reporter.after_fork()  # last: its thread wants the new lock
 
     def _snapshot(self) -> tuple[list[PassStatus], int | None]:
         with self._lock:

@@ -136,7 +136,6 @@ class Reporter:
         self._last: object = None
         self._written: Path | None = None
         self._complained = False
-        os.register_at_fork(after_in_child=self._after_fork)
         atexit.register(self.close)
 
     def start(self) -> None:
@@ -152,8 +151,11 @@ class Reporter:
                 self._thread = None
                 logger.debug("ascend_opt: no record of this process: %s", error)
 
-    def _after_fork(self) -> None:
-        # Threads do not survive a fork, and the parent's record is not ours.
+    def after_fork(self) -> None:
+        """Begin anew in a child: threads do not survive a fork, the parent's record is not ours.
+
+        The owner calls it, once the locks that the snapshot takes are whole again.
+        """
         running, self._thread = self._thread is not None, None
         self._lock = threading.Lock()
         self._wake = threading.Event()

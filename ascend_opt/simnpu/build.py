@@ -121,7 +121,7 @@ def build_dispatch(driver: Path) -> Path:
     torch, torch_npu = _package("torch"), _package("torch_npu")
     sources = sorted(DISPATCH_SOURCES.iterdir())
     versions = [f"{n} {importlib.metadata.version(n)}" for n in ("torch", "torch_npu")]
-    digest = _digest(sources, *_DISPATCH_FLAGS, *versions, sys.version, driver.name)
+    digest = _digest(sources, *_DISPATCH_FLAGS, *versions, sys.version)
 
     def compile_into(out: Path) -> None:
         gxx = _compiler("g++", "CXX")
@@ -148,7 +148,7 @@ def build_dispatch(driver: Path) -> Path:
             "-ltorch_npu",
             "-lascendcl",
         ]
-        paths = [f"-L{torch}/lib", f"-L{torch_npu}/lib", f"-L{driver}", f"-Wl,-rpath,{driver}"]
+        paths = [f"-L{torch}/lib", f"-L{torch_npu}/lib", f"-L{driver}"]
         _run(
             [gxx, "-shared", *objects, "-o", str(out / f"{DISPATCH_MODULE}.so"), *paths, *libraries]
         )

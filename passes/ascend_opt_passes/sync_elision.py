@@ -274,7 +274,7 @@ class _Lengths:
         self._mirror: NDArray[np.int32] | None = getattr(req_states, "num_computed_tokens_np", None)
         self._shared = self._mirror is not None and np.shares_memory(self._mirror, self._counts)
         self._waits = waits
-        self._add = np.add
+        self._add, self._fromiter = np.add, np.fromiter
         self._ones = np.ones_like(self._seq_lens)
         self._scratch = np.empty_like(self._counts)
         self._keep([], np.empty(0, np.intp), 0)
@@ -323,38 +323,32 @@ class _Lengths:
         )
 
     def _fill_any(self, scheduler_output: Any, req_ids: list[str]) -> None:
-        import numpy as np
-
-        num_reqs = len(req_ids)
         cached = scheduler_output.scheduled_cached_reqs
         rows = None
         mirrored = True
-        if not self._shared:
+        if cached.req_ids and not self._shared:
             cached_rows = self._rows_of(cached.req_ids)
-            if self._waits:
-                counts = np.fromiter(cached.num_computed_tokens, np.int32, len(cached_rows))
-                # Steady decode reads the mirror; it has to be what the scheduler sent.
-                mirrored = self._mirror is not None and np.array_equal(
-                    self._mirror[cached_rows], counts
-                )
-            else:
-                assert self._mirror is not None
+            mirrored = False
+            if self._mirror is not None:
                 counts = self._mirror[cached_rows]
+                # Where upstream has the counts from the device, the scheduler's list decides.
+                mirrored = not self._waits or counts.tolist() == cached.num_computed_tokens
+            if not mirrored:
+                counts = self._fromiter(cached.num_computed_tokens, "i4", len(cached_rows))
             self._counts[cached_rows] = counts
             if req_ids == cached.req_ids:
                 rows = cached_rows
         if rows is None:
             rows = self._rows_of(req_ids)
+        num_reqs = len(req_ids)
         tokens = map(scheduler_output.num_scheduled_tokens.__getitem__, req_ids)
-        num_tokens = np.fromiter(tokens, np.int32, num_reqs)
+        num_tokens = self._fromiter(tokens, "i4", num_reqs)
         self._add(self._counts[rows], num_tokens, self._seq_lens[:num_reqs])
         self._keep(list(req_ids), rows, num_reqs if mirrored else 0)
 
     def _rows_of(self, req_ids: list[str]) -> NDArray[np.intp]:
-        import numpy as np
-
         rows = map(self._req_id_to_index.__getitem__, req_ids)
-        return np.fromiter(rows, np.intp, len(req_ids))
+        return self._fromiter(rows, "i8", len(req_ids))
 
     def _keep(self, req_ids: list[str], rows: NDArray[np.intp], num_reqs: int) -> None:
         """Keep a batch for the next step; with `num_reqs` 0 no step matches it."""

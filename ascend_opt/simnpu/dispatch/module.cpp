@@ -27,6 +27,14 @@ template <typename F> auto with_python(F&& f) {
   std::string error;
   {
     py::gil_scoped_acquire gil;
+    // A collection on the device thread could free npu tensors, whose allocator may be locked by the
+    // very thread that waits for the device.
+    struct NoCollection {
+      bool on = simnpu_on_device_thread() && PyGC_Disable();
+      ~NoCollection() {
+        if (on) PyGC_Enable();
+      }
+    } no_collection;
     try {
       return f();
     } catch (py::error_already_set& e) {

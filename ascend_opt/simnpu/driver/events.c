@@ -82,7 +82,6 @@ SIMNPU_API int aclrtSynchronizeEventWithTimeout(void *handle, int32_t ms) {
   return aclrtSynchronizeEvent(handle);
 }
 
-// See aclrtStreamQuery for why the third query of the same record waits.
 SIMNPU_API int aclrtQueryEventStatus(void *handle, int *status) {
   event *e = handle;
   sim_lock();
@@ -92,7 +91,7 @@ SIMNPU_API int aclrtQueryEventStatus(void *handle, int *status) {
   sim_count(CALL_query_event, t ? t->at : NULL, 0, NULL);
   *status = 1;
   if (!t) return SIM_OK;
-  if (!t->done && ++t->queries >= 3) sim_wait(t->at, t->seq);
+  if (!t->done) sim_polled(&t->queries, t->at, t->seq);
   *status = t->done;
   sim_ticket_unref(t);
   return SIM_OK;

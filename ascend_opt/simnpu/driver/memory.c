@@ -68,12 +68,62 @@ static int allocate(void **out, size_t n, mem_kind kind) {
   return SIM_OK;
 }
 
-// Queued work may name the memory: it must have run before the memory goes away.
+// Queued work may name freed memory, so its bytes stay until that work has run. Freeing does not wait
+// for that: allocators free with their locks held, and a kernel may need those.
+typedef struct grave {
+  struct grave *next;
+  void *at;
+  int streams;
+  struct {
+    stream *s;
+    long seq;
+  } after[];
+} grave;
+static grave *graves;
+
+static int is_idle(const grave *g) {
+  for (int i = 0; i < g->streams; i++)
+    if (g->after[i].s->completed < g->after[i].seq) return 0;
+  return 1;
+}
+
+static void bury(void *p) { // and empty the graves whose work has run
+  int n = 0;
+  sim_lock();
+  for (stream *s = sim_stream_first(); s; s = s->next) n += s->head != NULL;
+  grave *g = calloc(1, sizeof *g + n * sizeof *g->after);
+  g->at = p;
+  for (stream *s = sim_stream_first(); s; s = s->next)
+    if (s->head) {
+      g->after[g->streams].s = s;
+      g->after[g->streams++].seq = s->issued;
+    }
+  g->next = graves;
+  graves = g;
+  grave *done = NULL;
+  for (grave **at = &graves; *at;) {
+    grave *x = *at;
+    if (!is_idle(x)) {
+      at = &x->next;
+      continue;
+    }
+    *at = x->next;
+    x->next = done;
+    done = x;
+  }
+  sim_unlock();
+  while (done) {
+    grave *x = done;
+    done = x->next;
+    free(x->at);
+    free(x);
+  }
+}
+
 static int release(void *p) {
   if (!p) return SIM_OK;
-  sim_wait_all();
   forget(p);
-  free(p);
+  bury(p);
   return SIM_OK;
 }
 

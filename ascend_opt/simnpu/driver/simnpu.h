@@ -92,6 +92,7 @@ int sim_submit(stream *s, task *t);              // append or capture, then deli
 void sim_deliver(void);                          // now delivery: run whatever can run
 int sim_wait(stream *s, long seq);               // host waits; s NULL: every stream
 int sim_wait_all(void);
+void sim_polled(int *queries, stream *s, long seq); // one more query of unfinished work
 
 // events.c
 typedef struct event {

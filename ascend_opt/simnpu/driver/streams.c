@@ -21,7 +21,8 @@ typedef struct request {
   struct request *next;
   stream *s; // NULL: every stream
   long seq;
-  int patient; // wait for another thread to unblock it; otherwise run what can run
+  int patient;  // wait for another thread to unblock it; otherwise run what can run
+  int detached; // nobody waits: the device thread frees it
   int done, blocked;
 } request;
 static request *requests, **requests_tail = &requests;
@@ -251,7 +252,8 @@ static void finish(request *r) {
   if (!requests) requests_tail = &requests;
   else if (requests_tail == &r->next) requests_tail = at;
   r->done = 1;
-  pthread_cond_broadcast(&work_done);
+  if (r->detached) free(r);
+  else pthread_cond_broadcast(&work_done);
 }
 
 static void *device_main(void *unused) {
@@ -298,19 +300,23 @@ static int on_device_thread(void) {
   return device_running && pthread_equal(pthread_self(), device_thread);
 }
 
-static int host_wait(stream *s, long seq, int patient) {
-  if (on_device_thread()) return SIM_OK; // a kernel that calls the driver: its stream is running it
-  request r = {.s = s, .seq = seq, .patient = patient};
-  void *held = before_wait ? before_wait() : NULL;
-  sim_lock();
+static void post(request *r) { // locked
   if (!device_running) {
     device_running = 1;
     pthread_create(&device_thread, NULL, device_main, NULL);
     pthread_detach(device_thread);
   }
-  *requests_tail = &r;
-  requests_tail = &r.next;
+  *requests_tail = r;
+  requests_tail = &r->next;
   pthread_cond_signal(&work_arrived);
+}
+
+static int host_wait(stream *s, long seq, int patient) {
+  if (on_device_thread()) return SIM_OK; // a kernel that calls the driver: its stream is running it
+  request r = {.s = s, .seq = seq, .patient = patient};
+  void *held = before_wait ? before_wait() : NULL;
+  sim_lock();
+  post(&r);
   while (!r.done) pthread_cond_wait(&work_done, &mutex);
   sim_unlock();
   if (after_wait) after_wait(held);
@@ -336,6 +342,18 @@ int sim_wait_all(void) {
     if (s->head) idle = 0;
   sim_unlock();
   return idle ? sim_take_failure() : host_wait(NULL, 0, 1);
+}
+
+// Asking does not hurry a device, so a query reports what has happened. But a caller that keeps asking
+// is polling, and time passes for it: in the end the device is sent on, behind the caller's back. The
+// query itself must not wait: allocators ask with their locks held, and a kernel may need those.
+void sim_polled(int *queries, stream *s, long seq) {
+  if (++*queries != 64) return;
+  request *r = calloc(1, sizeof *r);
+  *r = (request){.s = s, .seq = seq, .detached = 1};
+  sim_lock();
+  post(r);
+  sim_unlock();
 }
 
 void sim_deliver(void) {
@@ -382,13 +400,10 @@ SIMNPU_API int aclrtSynchronizeDeviceWithTimeout(int32_t ms) {
   (void)ms;
   return aclrtSynchronizeDevice();
 }
-// Asking does not hurry a device, so a query reports what has happened. A caller
-// that keeps asking is polling: time passes for it, and the third answer is the truth
-// of a device that went on meanwhile.
 SIMNPU_API int aclrtStreamQuery(void *handle, int *status) {
   stream *s = sim_stream(handle);
   sim_count(CALL_query_stream, s, 0, NULL);
-  if (s->head && ++s->queries >= 3) sim_wait(s, s->issued);
+  if (s->head) sim_polled(&s->queries, s, s->issued);
   *status = s->head ? 1 : 0;
   return SIM_OK;
 }
