@@ -29,7 +29,7 @@ class _Group(click.Group):
 
     _PARTS: ClassVar[dict[str, str]] = {
         "simnpu": "ascend_opt.simnpu.cli",
-        **dict.fromkeys(("verify", "bisect"), "ascend_opt.proof.cli"),
+        **dict.fromkeys(("verify", "bisect", "bench", "tune"), "ascend_opt.proof.cli"),
     }
 
     def list_commands(self, context: click.Context) -> list[str]:

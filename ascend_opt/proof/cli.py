@@ -6,15 +6,18 @@ Exit codes: 0 fine, 1 a check failed, 2 usage or an engine that does not run, 13
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -26,6 +29,9 @@ from ascend_opt.proof.model import resolve_model
 from ascend_opt.proof.prompts import default_prompts, read_prompts
 from ascend_opt.proof.runner import Requests, Runner, Subject
 from ascend_opt.proof.workspace import Progress, Workspace
+
+if TYPE_CHECKING:
+    from ascend_opt.proof.bench import Benchmark, Cell, Plan
 
 INTERRUPTED = 130
 
@@ -98,6 +104,32 @@ prompt_options = _options(
         show_default=True,
         metavar="NATS",
         help="Difference of a token's logprob that counts as none.",
+    ),
+)
+
+
+bench_options = _options(
+    click.option(
+        "--sweep",
+        "sweeps",
+        multiple=True,
+        metavar="PASS.PARAMETER=V,V,...",
+        help="Try each value of a parameter; may be given again, for every combination.",
+    ),
+    click.option("--num-requests", default="8", show_default=True, metavar="N,N,..."),
+    click.option("--input-len", default="128", show_default=True, metavar="N,N,..."),
+    click.option("--output-len", type=click.IntRange(min=2), default=64, show_default=True),
+    click.option(
+        "--rounds",
+        type=click.IntRange(min=6),
+        default=12,
+        show_default=True,
+        help="Pairs of rounds, off and on, for each candidate and load.",
+    ),
+    click.option(
+        "--in-turn",
+        is_flag=True,
+        help="One engine at a time, where the device has no room for two: slower, and noisier.",
     ),
 )
 
@@ -292,3 +324,164 @@ def bisect(
             text.bisection(found)
         if found.wrong:
             raise SystemExit(1)
+
+
+def measure(
+    command: str,
+    enables: tuple[str, ...],
+    config: str | None,
+    model: str,
+    python: str,
+    timeout_s: float,
+    output: str | None,
+    arguments: tuple[str, ...],
+    sweeps: tuple[str, ...],
+    plan: Plan,
+) -> tuple[Benchmark, Path]:
+    """Run a benchmark and write all that comes of it; return it and the directory."""
+    from ascend_opt.proof import plot, report
+    from ascend_opt.proof.bench import bench as benchmark
+    from ascend_opt.proof.sweep import candidates
+
+    launcher = shlex.split(python) != [sys.executable]
+    named = {} if sweeps and not enables and config is None else requested(enables, config, True)
+    tried = candidates(named, sweeps)
+    for candidate in tried if not launcher else ():
+        preview.require(list(candidate.requests.values()))
+    directory = output or time.strftime(f"ascend_opt-{command}-%Y%m%d-%H%M%S")
+    with running(command, model, python, timeout_s, directory, arguments) as runner:
+
+        def say(cell: Cell) -> None:
+            for row in report.rows([cell]):
+                runner.progress.say(f"{row.candidate}, {row.load}: {row.sentence}")
+
+        found = benchmark(runner, tried, plan, say)
+        runner.workspace.write("result.json", found.as_dict())
+        svg = plot.save(found, runner.workspace.path)
+        runner.workspace.write("report.html", report.html(found, svg))
+        return found, runner.workspace.path
+
+
+def plan_of(num_requests: str, input_len: str, output_len: int, rounds: int, turn: bool) -> Plan:
+    """Return how to measure, once the packages that it takes are there.
+
+    Raises:
+        UsageError: They are not.
+        SweepError: A list of numbers is none.
+    """
+    missing = [name for name in ("scipy", "matplotlib", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise click.UsageError(
+            f"{', '.join(missing)} not installed; pip install 'ascend-opt[proof]'"
+        )
+    from ascend_opt.proof.bench import Plan
+    from ascend_opt.proof.sweep import loads
+
+    return Plan(loads(num_requests, input_len, output_len), rounds, turn)
+
+
+@click.command()
+@subject_options
+@bench_options
+@reporting_errors
+def bench(
+    enables: tuple[str, ...],
+    config: str | None,
+    model: str,
+    python: str,
+    timeout_s: float,
+    output: str | None,
+    as_json: bool,
+    arguments: tuple[str, ...],
+    sweeps: tuple[str, ...],
+    num_requests: str,
+    input_len: str,
+    output_len: int,
+    rounds: int,
+    in_turn: bool,
+) -> None:
+    """Measure what passes buy: off and on by turns, with intervals.
+
+    Two engines live side by side and take turns on the same requests. Writes a table, plots
+    (PNG, SVG), an HTML report and every raw number to a directory.
+    """
+    from ascend_opt.proof import text
+
+    plan = plan_of(num_requests, input_len, output_len, rounds, in_turn)
+    found, directory = measure(
+        *("bench", enables, config, model, python, timeout_s, output, arguments, sweeps, plan)
+    )
+    if as_json:
+        click.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        text.benchmark(found)
+        click.echo(f"Report: {directory / 'report.html'}")
+
+
+@click.command()
+@subject_options
+@bench_options
+@click.option(
+    "--metric",
+    "wanted",
+    type=click.Choice(["TPOT", "TTFT", "throughput"], case_sensitive=False),
+    default="TPOT",
+    show_default=True,
+    help="What is to be better; none of the three may be worse.",
+)
+@click.option("--write", "path", type=click.Path(), metavar="FILE", help="Where the YAML goes.")
+@reporting_errors
+def tune(
+    enables: tuple[str, ...],
+    config: str | None,
+    model: str,
+    python: str,
+    timeout_s: float,
+    output: str | None,
+    as_json: bool,
+    arguments: tuple[str, ...],
+    sweeps: tuple[str, ...],
+    num_requests: str,
+    input_len: str,
+    output_len: int,
+    rounds: int,
+    in_turn: bool,
+    wanted: str,
+    path: str | None,
+) -> None:
+    """Sweep, and write the configuration that measurably wins here, if one does.
+
+    Exit code 0 either way: that nothing wins is an answer too.
+    """
+    from ascend_opt.proof import text
+    from ascend_opt.proof import tune as tuning
+    from ascend_opt.proof.bench import metric
+    from ascend_opt.proof.intervals import least_rounds
+    from ascend_opt.proof.sweep import candidates
+
+    writable(path)
+    plan = plan_of(num_requests, input_len, output_len, rounds, in_turn)
+    tried = candidates(requested(enables, config, True) if enables or config else {}, sweeps)
+    least = least_rounds(tuning.confidence_of(len(tried) * len(plan.loads)))
+    if rounds < least:
+        raise click.UsageError(
+            f"{len(tried)} candidates under {len(plan.loads)} loads need --rounds {least} or "
+            f"more, found {rounds}"
+        )
+    found, directory = measure(
+        *("tune", enables, config, model, python, timeout_s, output, arguments, sweeps, plan)
+    )
+    choice = tuning.choose(found, metric(wanted))
+    yaml = tuning.as_yaml(found, choice, metric(wanted)) if choice.winner else None
+    if yaml:
+        (directory / "tuned.yaml").write_text(yaml)
+        if path:
+            Path(path).write_text(yaml)
+    if as_json:
+        click.echo(json.dumps({**dataclasses.asdict(choice), "yaml": yaml}, indent=2))
+        return
+    text.benchmark(found)
+    for line in choice.lines:
+        click.echo(line)
+    click.echo(yaml or "Nothing wins here: leave the passes off, or measure with more --rounds.")
+    click.echo(f"Report: {directory / 'report.html'}")

@@ -110,6 +110,7 @@ class _Engine:
         self._config = self._engine.vllm_config
         self._requests = 0
         self._text: list[int] = []
+        self._timed = True
         self.start_s = time.monotonic() - begun
 
     def facts(self) -> dict[str, Any]:
@@ -166,6 +167,25 @@ class _Engine:
         for request in collected.values():
             answers.write("finished", **request.as_plain())
         return time.perf_counter() - begun
+
+    def time_targets(self, targets: list[str]) -> str | None:
+        """Have the workers time calls of some targets; return why some cannot be timed."""
+        try:
+            missing = self._engine.collective_rpc("ascend_opt_time_targets", args=(targets,))
+        except Exception as error:
+            self._timed = False
+            return f"no time in host methods: {type(error).__name__}: {error}"
+        gone = sorted({target for found in missing for target in found})
+        return f"no time in {', '.join(gone)}: not in the workers" if gone else None
+
+    def take_times(self) -> dict[str, list[float]]:
+        """Return calls and seconds of each timed target since the last time, over all workers."""
+        total: dict[str, list[float]] = {}
+        for found in self._engine.collective_rpc("ascend_opt_take_times") if self._timed else ():
+            for target, (calls, seconds) in found.items():
+                old = total.get(target, [0, 0.0])
+                total[target] = [old[0] + calls, old[1] + seconds]
+        return total
 
     def _prompt(self, index: int, spec: Any, max_tokens: int) -> dict[str, Any]:
         """Return vLLM's form of a prompt, always as token ids."""
@@ -271,6 +291,10 @@ def main(setup_path: str, answers_path: str) -> int:
                     answers.write("generated", wall_s=engine.generate(command, answers))
                 case "records":
                     answers.write("records", records=_records())
+                case "time":
+                    answers.write("time", problem=engine.time_targets(command["targets"]))
+                case "times":
+                    answers.write("times", times=engine.take_times())
     except InputError as error:
         answers.write("input", message=str(error))
         return 2

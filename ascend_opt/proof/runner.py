@@ -108,11 +108,18 @@ class Runner:
         return outcome
 
     def engine(
-        self, name: str, requests: Requests, environment: Mapping[str, str]
+        self, name: str, requests: Requests, arguments: tuple[str, ...] = ()
     ) -> EngineProcess:
-        """Start an engine that stays; it is not up before its `started()` returns."""
+        """Start an engine that stays; it is not up before its `started()` returns.
+
+        Args:
+            name: Of its log.
+            requests: The passes that are on.
+            arguments: Of vLLM, before the user's.
+        """
+        job = self.subject.job(requests, {})
         return EngineProcess(
-            self.subject.job(requests, environment),
+            dataclasses.replace(job, arguments=(*arguments, *job.arguments)),
             python=self.subject.python,
             timeout_s=self.subject.timeout_s,
             directory=self.workspace.path,

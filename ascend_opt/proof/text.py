@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ascend_opt.proof.bench import Benchmark
 from ascend_opt.proof.bisect import Bisection
+from ascend_opt.proof.report import rows
 from ascend_opt.proof.verify import Verdict, Verification
 from ascend_opt.render import console, table
 
@@ -66,6 +68,33 @@ def bisection(found: Bisection) -> None:
         out.print(found.last, markup=False)
     else:
         out.print(f"NO CULPRIT: {found.reason}", markup=False)
+
+
+def benchmark(found: Benchmark) -> None:
+    """Print what `bench` measured."""
+    out = console()
+    headings = ("candidate", "load", "metric", "off", "on", "change", "interval", "what it says")
+    out.print(
+        table(
+            "Does it pay?",
+            headings,
+            [
+                (
+                    row.candidate,
+                    row.load,
+                    f"{row.metric}, {row.unit}",
+                    f"{row.off} (spread {row.off_spread})",
+                    f"{row.on} (spread {row.on_spread})",
+                    row.change,
+                    row.interval,
+                    "no difference seen" if row.verdict == "same" else row.verdict,
+                )
+                for row in rows(found.cells)
+            ],
+        )
+    )
+    for note in found.notes:
+        out.print(note, markup=False)
 
 
 def _gap(value: float | None) -> str:
