@@ -166,7 +166,7 @@ VLLM = {
 PASSES = """
     import os
     import signal
-    import time
+    from dataclasses import dataclass
 
     from ascend_opt import Pass, hookimpl, host_patch
     from ascend_opt.targets import Target, locate
@@ -239,9 +239,14 @@ PASSES = """
         def init(self, wrapped, layer, args, kwargs):
             return wrapped(*args)
 
+    @dataclass(frozen=True)
+    class Speed:
+        speed: int = 1
+
     class Fast(Base):
         '''Skip the work.'''
         name = "fast"
+        Parameters = Speed
 
         @PREPARE
         def prepare(self, wrapped, runner, args, kwargs):
