@@ -243,6 +243,15 @@ def layers(function: Any) -> list[Any]:
     return found
 
 
+def reaches(function: Any, layer: Any) -> bool:
+    """Return whether a function is `layer`, or wraps it in a way that can be seen."""
+    # `original = C.f` gives whoever patches after us a bound wrapper; its parent is ours.
+    return any(
+        found is layer or getattr(found, "_self_parent", None) is layer
+        for found in layers(function)
+    )
+
+
 def whence(function: Any) -> str:
     """Name a live function for a message: `module.qualname (file:line)`."""
     name = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"

@@ -381,7 +381,7 @@ DOCUMENTS = st.lists(
 
 @pytest.mark.parametrize("function", [lambda t: read(t), lambda t: from_environment(t, CLASSES)])
 @given(DOCUMENTS | st.text(max_size=60))
-@settings(max_examples=1200, deadline=None)
+@settings(max_examples=1000, deadline=None)
 def test_no_text_whatever_raises_anything_but_config_error(function, text):
     """Fuzz: text either is a configuration or a ConfigError."""
     try:
