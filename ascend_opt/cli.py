@@ -5,25 +5,42 @@ Exit codes: 0 fine, 1 a check failed, 2 usage. Every command that a script would
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
 from ascend_opt import config as configuration
 from ascend_opt import preview, registry
+from ascend_opt.conditions import installed_version
 from ascend_opt.config import ENVIRONMENT, Policy, Request
 from ascend_opt.controller import make_request
 from ascend_opt.errors import AscendOptError, ConfigError, NotApplicableError
 from ascend_opt.states import Explanation, State
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """Imports the commands of the larger parts when one of them is called."""
+
+    _PARTS: ClassVar[dict[str, str]] = {"simnpu": "ascend_opt.simnpu.cli"}
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted([*super().list_commands(context), *self._PARTS])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name in self._PARTS:
+            command: click.Command = getattr(importlib.import_module(self._PARTS[name]), name)
+            return command
+        return super().get_command(context, name)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ascend-opt")
 def main() -> None:
     """Optimization passes for an installed vLLM / vllm-ascend: list, explain, run, check."""
@@ -247,27 +264,32 @@ def schema(_: bool) -> None:
 
 
 @main.command()
+@click.option(
+    "--on",
+    "place",
+    type=click.Choice(["auto", "npu", "cpu"]),
+    default="auto",
+    help="npu: vllm-ascend on the simulated driver; cpu: vLLM's CPU build. Default: what is there.",
+)
 @_as_json
 @_reporting_errors
-def demo(as_json: bool) -> None:
+def demo(place: str, as_json: bool) -> None:
     """Run a tiny Qwen3 in the installed vLLM, unpatched and with the passes; compare tokens."""
     from ascend_opt import demo as demonstration
-    from ascend_opt import render
 
-    results = demonstration.demonstrate(lambda line: click.echo(line, err=True))
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    if place == "auto":
+        place = "cpu" if installed_version("vllm-ascend") is None else "npu"
+    found = demonstration.demonstrate(place, say)
     if as_json:
-        _print_json(
-            [
-                {"mode": r.mode, "equal": r.equal, "off": vars(r.off), "on": vars(r.on)}
-                for r in results
-            ]
-        )
+        _print_json(found.as_dict())
     else:
-        headings = ("mode", "process", "pass", "state", "counters", "tokens", "reason")
-        rows = [row for result in results for row in result.rows()]
-        _print_rich(render.table("Tiny Qwen3, with the passes on", headings, rows))
-        click.echo(
-            "On an Ascend NPU: python -m ascend_opt run --enable sync-elision -- vllm serve …"
-        )
-    if not all(result.equal for result in results):
+        from ascend_opt import render
+
+        for title, headings, rows in found.tables():
+            _print_rich(render.table(title, headings, rows))
+        click.echo(found.note)
+    if not found.equal:
         raise SystemExit(1)

@@ -58,9 +58,7 @@ class PrefetchBackend(Protocol):
 def unsuitable(weight: Any, trigger: Any) -> str | None:
     """Return why a weight is no plain tensor on the trigger's device; None if it is one."""
     if weight is None:
-        return "the layer has no weight tensor"
-    if weight.is_meta:
-        return "meta tensor"
+        return "no plain weight tensor"
     if weight.device != trigger.device:
         return f"on {weight.device.type}, not on {trigger.device.type}"
     return None

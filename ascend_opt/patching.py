@@ -25,6 +25,8 @@ from ascend_opt.targets import innermost, layers, reaches, source_of, whence
 
 logger = logging.getLogger("vllm.ascend_opt")
 
+_BLAME = "raised by ascend_opt pass"
+
 
 @dataclass(frozen=True)
 class Applied:
@@ -77,10 +79,15 @@ class Applied:
                 f"{self.patch.target} cannot be reverted, since {other} was put on top of it "
                 "later; remove that first, then disable again"
             )
-        if vars(self.owner).get(self.attribute) is self.installed:
-            setattr(self.owner, self.attribute, self.original)
-        elif self.patch.kind is Kind.HOST:
+        if self.patch.kind is Kind.HOST:
+            # What our wrapper wraps now: another pass that it wrapped may be gone by this time.
             wrapt.unwrap_object(self.owner, self.attribute, self.installed, missing_ok=True)
+        elif vars(self.owner).get(self.attribute) is self.installed:
+            setattr(self.owner, self.attribute, self.original)
+
+
+class _HostWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
+    """A wrapper of ours: host patches of several passes on one target wrap one another."""
 
 
 def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str, str | None]:
@@ -103,6 +110,8 @@ def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str, 
         raise PatchError(f"{patch.target} is in the source but not in the imported module")
 
     live = vars(owner)[attribute]
+    while patch.kind is Kind.HOST and type(live) is _HostWrapper:
+        live = live.__wrapped__
     source = source_of(live)
     if source is None or _wrappers(live) > source.decorators:
         raise ConflictError(f"{patch.target} is already patched by {whence(live)}")
@@ -143,7 +152,7 @@ def apply(instance: Pass, recognition: Recognition, module: ModuleType) -> Appli
     stale = _stale_bindings(original, module) if owner is module else ()
     if patch.kind is Kind.HOST:
         guard = _guarded(instance, patch, method)
-        installed = wrapt.wrap_object(owner, attribute, wrapt.FunctionWrapper, (guard,))
+        installed = wrapt.wrap_object(owner, attribute, _HostWrapper, (guard,))
     else:
         installed = _replacement(patch, method, original)
         wrapt.apply_patch(owner, attribute, installed)
@@ -192,7 +201,7 @@ def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callab
                 "; the call is repeated with the original" if patch.redo else "",
             )
             if not patch.redo:
-                error.add_note(f"raised by ascend_opt pass {instance.name!r} in {patch.target}")
+                error.add_note(f"{_BLAME} {instance.name!r} in {patch.target}")
                 raise
             return wrapped(*args, **kwargs)
 
@@ -212,7 +221,9 @@ def _accepts(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 
 
 def _came_from(error: BaseException, wrapped: Any) -> bool:
-    """Return whether an error was raised inside the original function."""
+    """Return whether an error was raised inside what we wrap, another pass included."""
+    if any(note.startswith(_BLAME) for note in getattr(error, "__notes__", ())):
+        return True
     code = getattr(innermost(wrapped), "__code__", None)
     traceback = error.__traceback__
     while traceback is not None:

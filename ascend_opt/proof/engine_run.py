@@ -57,12 +57,14 @@ class Outcome:
         records: The record of each process that had passes, as `status --json` prints it.
         start_s: Seconds to import vLLM and start the engine.
         generate_s: Seconds to generate.
+        details: What else the serving module measured.
     """
 
     tokens: list[list[int]]
     records: list[dict[str, Any]]
     start_s: float
     generate_s: float
+    details: dict[str, Any] = field(default_factory=dict)
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return pass name to its status in the process where it came furthest."""
@@ -75,12 +77,19 @@ class Outcome:
         return best
 
 
-def run(job: Job, *, python: Sequence[str] = (sys.executable,), timeout_s: float = 600) -> Outcome:
+def run(
+    job: Job,
+    *,
+    python: Sequence[str] = (sys.executable,),
+    serve: str = "ascend_opt.proof.engine_run",
+    timeout_s: float = 600,
+) -> Outcome:
     """Run a job.
 
     Args:
         job: What to do.
         python: Command that starts Python with the packages of the engine.
+        serve: Module that does the job: called as `python -m MODULE JOB.json OUTCOME.json`.
         timeout_s: When to give up.
 
     Raises:
@@ -99,7 +108,7 @@ def run(job: Job, *, python: Sequence[str] = (sys.executable,), timeout_s: float
             reporting.ENVIRONMENT: str(directory / "records"),
             **job.environment,
         }
-        command = [*python, "-m", "ascend_opt.proof.engine_run", str(request), str(answer)]
+        command = [*python, "-m", serve, str(request), str(answer)]
         with log.open("wb") as output:
             try:
                 code = subprocess.run(

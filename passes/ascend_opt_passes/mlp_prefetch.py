@@ -218,7 +218,6 @@ class MlpPrefetch(Pass):
     def _hint(self, max_bytes: int) -> Callable[[Any, Any], None]:
         """Return the traced function `hint(trigger, projection)`; it only calls the op."""
         import torch
-        from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         _Op.serve(self)
         op = torch.ops.ascend_opt.prefetch.default
@@ -228,8 +227,10 @@ class MlpPrefetch(Pass):
             if max_bytes == 0:
                 return
             # Read now: quantisation and layout casts replace the weight after loading.
-            weight = getattr(projection, "weight", None)
-            if not isinstance(weight, torch.Tensor) or is_traceable_wrapper_subclass(weight):
+            weight: Any = getattr(projection, "weight", None)
+            # A wrapper around tensors is asked of its type: tracing sees through the object.
+            wraps = hasattr(type(weight), "__tensor_flatten__")
+            if not isinstance(weight, torch.Tensor) or weight.is_meta or wraps:
                 op(trigger, None, max_bytes, max_num_tokens)
                 return
             rows = getattr(projection, "output_size_per_partition", None)

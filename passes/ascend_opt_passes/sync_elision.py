@@ -41,8 +41,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ascend_opt.base import Pass, host_patch
-from ascend_opt.conditions import EngineCondition, NoKVLoadRecompute, NoSpeculator, Requires
+from ascend_opt import (
+    EngineCondition,
+    NoKVLoadRecompute,
+    NoSpeculator,
+    Pass,
+    Requires,
+    hookimpl,
+    host_patch,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -146,16 +153,10 @@ class SyncElision(Pass):
         if _rejects(runner):
             return wrapped(*args, **kwargs)
         counters["held"] += 1
-        try:
-            kept = self._fill(runner.req_states, runner.input_buffers, *args, **kwargs)
-        except Exception as error:
-            self.fail(f"{UPDATE}: {type(error).__name__}: {error}")
-            self.reverted()
-            raise
+        if self._fill(runner.req_states, runner.input_buffers, *args, **kwargs):
+            counters["rows_kept"] += 1
         if self._waits:
             counters["waits_elided"] += 1
-        if kept:
-            counters["rows_kept"] += 1
         return None
 
     def _fill(
@@ -170,17 +171,13 @@ class SyncElision(Pass):
     @host_patch(COPY, known={"9008be1dd891db29": "copies"}, optional=True)
     def copy_num_computed_tokens(self, wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
         """Leave out the copy (0.21.0rc1 to 0.26.0rc1; later releases call it for speculation)."""
-        if self._patched_class(runner) is None:
-            return wrapped(*args, **kwargs)
-        self._uncopied.add(runner)
-        self.counters["copies_elided"] += 1
-        return None
+        return None if self._elide_copy(runner) else wrapped(*args, **kwargs)
 
     @host_patch(
         POSTPROCESS,
         known={
             "a51263df64ae63fb": "copies",  # 0.18.0 to 0.20.2rc1: the copy is in its body
-            "3bfdda7f26d01e9b": "calls",  # from 0.21.0rc1: it calls the method above
+            "3bfdda7f26d01e9b": "calls",  # 0.21.0rc1 to 0.26.0rc1: it calls the method above
         },
         leave=frozenset({"calls"}),
         optional=True,
@@ -188,30 +185,41 @@ class SyncElision(Pass):
     )
     def postprocess(self, wrapped: Any, runner: Any, args: Any, kwargs: Any) -> Any:
         """Do what upstream's override does, but for the copy at its end."""
-        patched = self._patched_class(runner)
-        if patched is None:
+        if not self._elide_copy(runner):
             return wrapped(*args, **kwargs)
+        inherited: Any = super(sys.modules[MODULE].NPUModelRunner, runner)
+        return inherited.postprocess(*args, **kwargs)
+
+    def _elide_copy(self, runner: Any) -> bool:
+        """Return whether nobody reads this runner's copy, since we fill its lengths."""
+        lengths = self._lengths
+        if (
+            not self._waits
+            or _rejects(runner)
+            or lengths is None
+            or not lengths.belongs_to(runner.req_states, runner.input_buffers)
+        ):
+            return False
         self._uncopied.add(runner)
         self.counters["copies_elided"] += 1
-        return super(patched, runner).postprocess(*args, **kwargs)
+        return True
 
-    def _patched_class(self, runner: Any) -> Any:
-        """Return upstream's class if the runner's copy can be elided, else None.
-
-        A subclass with its own `_update_seq_lens_cpu` (310P) reads the copy, so it needs it.
-        """
-        if not self._waits or _rejects(runner):
-            return None
-        for cls in type(runner).__mro__:
-            if "_update_seq_lens_cpu" in vars(cls):
-                return cls if cls.__module__ == MODULE else None
-        return None
+    def fail(self, reason: str) -> None:
+        """See `Pass.fail`; upstream's method, which takes over at once, finds its copy."""
+        super().fail(reason)
+        self.reverted()
 
     def reverted(self) -> None:
-        """Drop the kept batch, and make the copy that upstream's next step waits for."""
+        """Drop the kept batch, and make the copies that upstream's next steps wait for."""
         self._lengths = None
         while self._uncopied:
             _copy_now(self._uncopied.pop())
+
+
+@hookimpl
+def ascend_opt_passes() -> list[type[Pass]]:
+    """Register the pass."""
+    return [SyncElision]
 
 
 def _rejects(runner: Any) -> bool:
@@ -226,7 +234,7 @@ def _rejects(runner: Any) -> bool:
 def _copy_now(runner: Any) -> None:
     """Issue upstream's copy of the device's counts, on upstream's stream, with its event."""
     if hasattr(runner, "_copy_num_computed_tokens_to_cpu"):
-        runner._copy_num_computed_tokens_to_cpu()  # unpatched by now, or passed through by `fail`
+        runner._copy_num_computed_tokens_to_cpu()  # ours is out by now, or inert
         return
     import torch
 
@@ -265,7 +273,7 @@ class _Lengths:
         self._mirror: NDArray[np.int32] | None = getattr(req_states, "num_computed_tokens_np", None)
         self._shared = self._mirror is not None and np.shares_memory(self._mirror, self._counts)
         self._waits = waits
-        self._add = np.add
+        self._add, self._fromiter = np.add, np.fromiter
         self._ones = np.ones_like(self._seq_lens)
         self._scratch = np.empty_like(self._counts)
         self._keep([], np.empty(0, np.intp), 0)
@@ -289,58 +297,57 @@ class _Lengths:
         Returns:
             Whether the rows of the last batch were used again.
         """
-        cached = scheduler_output.scheduled_cached_reqs
-        if (
-            self._num_reqs
-            # A scheduled request has at least one token, so this says one token each.
-            == scheduler_output.total_num_scheduled_tokens
-            == len(cached.req_ids)
-            and not scheduler_output.scheduled_new_reqs
-            and not scheduler_output.finished_req_ids
-            and not scheduler_output.preempted_req_ids
-            and not cached.resumed_req_ids
-            and req_ids == self._req_ids
-        ):
+        if self._same_batch(scheduler_output, req_ids):
             counts = self._batch_counts
             self._mirror.take(self._rows, None, counts, "clip")  # type: ignore[union-attr]
             if not self._shared:
                 self._counts[self._rows] = counts
             self._add(counts, self._batch_ones, self._batch_seq_lens)
             return True
-        self._fill_any(scheduler_output, cached, req_ids)
+        self._fill_any(scheduler_output, req_ids)
         return False
 
-    def _fill_any(self, scheduler_output: Any, cached: Any, req_ids: list[str]) -> None:
-        import numpy as np
+    def _same_batch(self, scheduler_output: Any, req_ids: list[str]) -> bool:
+        """Return whether this is the last batch again, each request on its row, one token each."""
+        cached = scheduler_output.scheduled_cached_reqs
+        num_tokens = scheduler_output.total_num_scheduled_tokens
+        return (
+            # As many tokens as requests: one each, since a scheduled request has at least one.
+            self._num_reqs == num_tokens == len(cached.req_ids)
+            and not scheduler_output.scheduled_new_reqs
+            and not scheduler_output.finished_req_ids
+            and not scheduler_output.preempted_req_ids
+            and not cached.resumed_req_ids
+            and req_ids == self._req_ids
+        )
 
-        num_reqs = len(req_ids)
-        rows = cached_rows = None
+    def _fill_any(self, scheduler_output: Any, req_ids: list[str]) -> None:
+        cached = scheduler_output.scheduled_cached_reqs
+        rows = None
         mirrored = True
-        if not self._shared:
+        if cached.req_ids and not self._shared:
             cached_rows = self._rows_of(cached.req_ids)
-            if self._waits:
-                counts = np.fromiter(cached.num_computed_tokens, np.int32, len(cached_rows))
-                mirrored = self._mirror is not None and np.array_equal(
-                    self._mirror[cached_rows], counts
-                )
-            else:
-                assert self._mirror is not None
+            mirrored = False
+            if self._mirror is not None:
                 counts = self._mirror[cached_rows]
+                # Where upstream has the counts from the device, the scheduler's list decides.
+                mirrored = not self._waits or counts.tolist() == cached.num_computed_tokens
+            if not mirrored:
+                counts = self._fromiter(cached.num_computed_tokens, "i4", len(cached_rows))
             self._counts[cached_rows] = counts
             if req_ids == cached.req_ids:
                 rows = cached_rows
         if rows is None:
             rows = self._rows_of(req_ids)
+        num_reqs = len(req_ids)
         tokens = map(scheduler_output.num_scheduled_tokens.__getitem__, req_ids)
-        num_tokens = np.fromiter(tokens, np.int32, num_reqs)
+        num_tokens = self._fromiter(tokens, "i4", num_reqs)
         self._add(self._counts[rows], num_tokens, self._seq_lens[:num_reqs])
         self._keep(list(req_ids), rows, num_reqs if mirrored else 0)
 
     def _rows_of(self, req_ids: list[str]) -> NDArray[np.intp]:
-        import numpy as np
-
         rows = map(self._req_id_to_index.__getitem__, req_ids)
-        return np.fromiter(rows, np.intp, len(req_ids))
+        return self._fromiter(rows, "i8", len(req_ids))
 
     def _keep(self, req_ids: list[str], rows: NDArray[np.intp], num_reqs: int) -> None:
         """Keep a batch for the next step; with `num_reqs` 0 no step matches it."""

@@ -7,11 +7,16 @@ import sys
 import textwrap
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from ascend_opt import Pass, control, host_patch, registry, reporting, traced_patch
 from ascend_opt.config import ENVIRONMENT
 from ascend_opt.targets import Target, locate
+
+# Machines are shared: how long an example takes is no claim of ours.
+hypothesis.settings.register_profile("shared-machine", deadline=None)
+hypothesis.settings.load_profile("shared-machine")
 
 FILES = {
     "vllm/__init__.py": "",

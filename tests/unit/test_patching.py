@@ -332,15 +332,51 @@ def test_stale_bindings_are_found_and_named(site, runner):
     assert target.note == "not patched where it was imported by name before: fakevllm.user.mine"
 
 
-def test_two_passes_on_one_target_conflict_by_name(site, runner):
-    """The second of our own passes on a target is refused, naming the first one's code."""
+@pytest.mark.parametrize("first_out", ["greeter", "second"])
+def test_host_patches_of_two_passes_wrap_one_another(site, runner, first_out):
+    """Two of our passes share a host target, and either can go first without harming the other."""
+    original = vars(runner.Runner)["step"]
     site.provide(site.host(STEP), site.host(STEP, name="second"))
     ascend_opt.enable("greeter")
+    ascend_opt.enable("second")
+    assert runner.Runner().step(1) == ("patched", ("patched", 2))
+
+    ascend_opt.disable(first_out)
+    assert runner.Runner().step(1) == ("patched", 2)
+    ascend_opt.disable({"greeter": "second", "second": "greeter"}[first_out])
+    assert vars(runner.Runner)["step"] is original
+
+
+def test_an_error_that_one_pass_lets_through_does_not_fail_the_one_around_it(site, runner):
+    """With `redo=False` an error names its pass, and only that pass is off."""
+    site.provide(site.host(STEP, method=failing, redo=False), site.host(STEP, name="outer"))
+    ascend_opt.enable("greeter")
+    ascend_opt.enable("outer")
+
+    with pytest.raises(ZeroDivisionError):
+        runner.Runner().step(1)
+
+    states = {status.name: status.state for status in ascend_opt.status()}
+    assert states == {"greeter": "failed", "outer": "active"}
+
+
+def test_a_second_traced_patch_on_a_target_conflicts_by_name(site):
+    """A traced replacement would drop the one before it, so it is refused, naming that one."""
+    model = importlib.import_module("fakevllm.model")
+
+    def make(self, original):
+        def forward(self, x):
+            return original(self, x) + 1
+
+        return forward
+
+    site.provide(site.traced(FORWARD, make), site.traced(FORWARD, make, name="second"))
+    ascend_opt.enable("tracer")
 
     with pytest.raises(ascend_opt.NotApplicableError, match="second is conflict"):
         ascend_opt.enable("second")
 
-    assert runner.Runner().step(1) == ("patched", 2)
+    assert model.Model().forward(1) == 11
 
 
 def failing(self, wrapped, instance, args, kwargs):

@@ -1,4 +1,4 @@
-"""`ascend_opt demo`: a real vLLM on this CPU, unpatched and then with the passes, in one table."""
+"""The demo on vLLM's CPU build, eager and compiled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ascend_opt.demo import STATE_HEADINGS, Table, compared, states
 from ascend_opt.proof.engine_run import Job, Outcome, run
 from ascend_opt.tiny import write_tiny_model
 
@@ -25,13 +26,7 @@ MODES = {"eager": True, "compiled": False}
 
 @dataclass(frozen=True)
 class Result:
-    """One mode, unpatched and patched.
-
-    Attributes:
-        mode: `eager` or `compiled`.
-        off: The unpatched run.
-        on: The run with the passes.
-    """
+    """One mode, unpatched and with the passes."""
 
     mode: str
     off: Outcome
@@ -42,24 +37,40 @@ class Result:
         """Whether every token is the same."""
         return self.off.tokens == self.on.tokens
 
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yield one row for each process and pass."""
-        tokens = sum(map(len, self.on.tokens))
-        verdict = f"{tokens} of {tokens} equal" if self.equal else "DIFFERENT"
-        for record in self.on.records:
-            for status in record["passes"]:
-                yield (
-                    self.mode,
-                    f"{record['role']} ({record['pid']})",
-                    status["name"],
-                    status["state"],
-                    " ".join(f"{k}={v}" for k, v in status["counters"].items()) or "-",
-                    verdict,
-                    status["reason"],
-                )
+
+@dataclass(frozen=True)
+class CpuDemonstration:
+    """Both modes; see `Demonstration`."""
+
+    results: list[Result]
+    note: str = (
+        "This machine has no NPU: sync-elision has nothing to patch, and mlp-prefetch counts "
+        "what it would prefetch.\n"
+        "On one: python -m ascend_opt run --config configs/decode.yaml -- vllm serve MODEL"
+    )
+
+    @property
+    def equal(self) -> bool:
+        """See `Demonstration.equal`."""
+        return all(result.equal for result in self.results)
+
+    def tables(self) -> Iterator[Table]:
+        """See `Demonstration.tables`."""
+        headings = ("mode", "tokens equal")
+        verdicts = ((r.mode, compared(r.off.tokens, r.on.tokens)) for r in self.results)
+        yield "Tokens, unpatched against patched", headings, verdicts
+        rows = [row for r in self.results for row in states(r.on, r.mode)]
+        yield "Passes in each process", ("mode", *STATE_HEADINGS), rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """See `Demonstration.as_dict`."""
+        return {
+            result.mode: {"equal": result.equal, "off": vars(result.off), "on": vars(result.on)}
+            for result in self.results
+        }
 
 
-def demonstrate(say: Callable[[str], None]) -> list[Result]:
+def demonstrate(say: Callable[[str], None]) -> CpuDemonstration:
     """Run both modes.
 
     Args:
@@ -80,4 +91,4 @@ def demonstrate(say: Callable[[str], None]) -> list[Result]:
                 job = Job(model, PROMPTS, MAX_TOKENS, engine, passes, environment)
                 outcomes.append(run(job))
             results.append(Result(mode, *outcomes))
-    return results
+    return CpuDemonstration(results)
