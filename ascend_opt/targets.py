@@ -187,6 +187,9 @@ def _dump(value: object) -> str:
     # ast.dump prints other fields on other Python versions; this one skips what is empty.
     if isinstance(value, ast.AnnAssign) and value.value is not None:
         value = ast.Assign(targets=[value.target], value=value.value)
+    if isinstance(value, ast.JoinedStr):  # Python 3.12 puts empty texts into some
+        values = [v for v in value.values if not isinstance(v, ast.Constant) or v.value]
+        value = ast.JoinedStr(values=values)
     if isinstance(value, ast.AST):
         fields = [
             f"{name}={_dump(field)}"
