@@ -132,9 +132,12 @@ def test_a_refused_change_of_parameters_keeps_the_old_ones(site, runner):
 
     site.provide(site.host(STEP, facts={"Parameters": Parameters, "unmet": unmet}))
     ascend_opt.enable("greeter", times=2)
+    installed = vars(runner.Runner)["step"]
 
     with pytest.raises(NotApplicableError, match="five is too many"):
         ascend_opt.enable("greeter", times=5)
+
+    assert vars(runner.Runner)["step"] is installed
 
     assert (state().state, state().parameters) == ("active", {"times": 2})
     assert runner.Runner().step(1) == ("patched", 2)
