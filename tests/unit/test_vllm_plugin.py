@@ -145,6 +145,7 @@ def test_reading_the_environment_is_exclusive(site, runner, monkeypatch):
     results = []
     user = threading.Thread(target=lambda: results.append(ascend_opt.enable("greeter").state))
     user.start()
+    user.join(0.3)  # it would end here if it did not wait for the reader
     go.set()
     reader.join(10)
     user.join(10)
