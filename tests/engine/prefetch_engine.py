@@ -93,12 +93,12 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         "start": start,
         "runs": [generate(run["prompts"], run["max_tokens"]) for run in job["runs"]],
     }
-    if job["parameters"] is not None:
+    status = next(s for s in ascend_opt.status() if s.name == NAME)
+    if status.state == "active":
         ascend_opt.disable(NAME)
         answer["off"] = generate(job["runs"][0]["prompts"], job["runs"][0]["max_tokens"])
         ascend_opt.enable(NAME, **job["parameters"])
         answer["on"] = generate(job["runs"][0]["prompts"], job["runs"][0]["max_tokens"])
-    status = next(s for s in ascend_opt.status() if s.name == NAME)
     answer |= {
         "state": str(status.state),
         "reason": status.reason,

@@ -16,6 +16,7 @@ LAYERS = 4
 A_STEP = 2 * LAYERS
 BYTES_A_STEP = LAYERS * 3 * INTERMEDIATE * HIDDEN * 2  # gate, up and down in bfloat16
 RECORD = {"backend": "record"}
+DOWN_ONLY = {"backend": "record", "gate_up_bytes": 0, "down_bytes": "1kB"}
 MODES = ["eager", "platform", "vllm-compile"]
 
 
@@ -44,18 +45,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         mode: str,
         parameters: dict[str, Any] | None,
         family: str = "qwen3",
-        cache: str | None = None,
-        **environment: str,
+        aot: str = "1",
+        turn: int = 1,
     ) -> dict[str, Any]:
-        key = json.dumps([mode, parameters, family, cache, environment])
-        if key not in answers or cache is not None:
+        key = json.dumps([mode, parameters, family, aot, turn])
+        if key not in answers:
             job = {
                 "mode": mode,
                 "parameters": parameters,
                 "model": str(models[family]),
-                "runs": [DECODE] if cache else [DECODE, *PREFILLS],
+                "runs": [DECODE, *PREFILLS],
             }
-            answers[key] = in_process(job, directory, cache or f"cache-{len(answers)}", environment)
+            environment = {"VLLM_USE_AOT_COMPILE": aot}
+            answers[key] = in_process(job, directory, f"cache-{mode}-{aot}", environment)
         return answers[key]
 
     return once
@@ -153,8 +155,8 @@ def test_profile_and_warm_up_runs_pass_the_op(run: Run) -> None:
 
 
 def test_qwen2_is_served_by_the_same_pass(run: Run) -> None:
-    """A Qwen2 model: the same counts a step, compiled, and the tokens of the unpatched run."""
-    unpatched, patched = run("platform", None, "qwen2"), run("platform", RECORD, "qwen2")
+    """A Qwen2 model: the same counts a step, and the tokens of the unpatched run."""
+    unpatched, patched = run("eager", None, "qwen2"), run("eager", RECORD, "qwen2")
     tokens, steps = patched["runs"][0]
     assert tokens == unpatched["runs"][0][0]
     assert [step["prefetches"] for step in steps] == [A_STEP] * DECODE["max_tokens"]
@@ -169,20 +171,23 @@ def test_graph_only_is_refused_where_nothing_is_captured(run: Run) -> None:
     assert answer["start"] == {}
 
 
-@pytest.mark.parametrize("aot", ["1", "0"])
-def test_the_compile_cache_tells_runs_apart(aot: str, run: Run) -> None:
-    """One cache directory: off and on and other parameters never share; equal runs do."""
-
-    def counts(parameters: dict[str, Any] | None) -> tuple[list[int], bool]:
-        answer = run("vllm-compile", parameters, cache=f"shared-{aot}", VLLM_USE_AOT_COMPILE=aot)
-        assert answer["runs"][0][0] == run("vllm-compile", None)["runs"][0][0]
-        steps = [step.get("bytes_prefetched", 0) for step in answer["runs"][0][1]]
-        assert steps == [steps[0]] * DECODE["max_tokens"]
-        return steps[:1], answer["compiled"]["num_backend_compilations"] > 0
-
-    other = {"backend": "record", "gate_up_bytes": 0, "down_bytes": "1kB"}
-    assert counts(None) == ([0], True)
-    assert counts(RECORD) == ([BYTES_A_STEP], True)
-    assert counts(other) == ([LAYERS * 1000], True)
-    assert counts(None) == ([0], False)
-    assert counts(RECORD) == ([BYTES_A_STEP], False)
+@pytest.mark.parametrize(
+    ("aot", "runs"),
+    [
+        ("1", [(None, 1), (RECORD, 1), (DOWN_ONLY, 1), (None, 2), (RECORD, 2)]),
+        ("0", [(None, 1), (RECORD, 1), (None, 2)]),
+    ],
+    ids=["aot", "no-aot"],
+)
+def test_the_compile_cache_tells_runs_apart(
+    aot: str, runs: list[tuple[dict[str, Any] | None, int]], run: Run
+) -> None:
+    """One cache directory: off, on and other parameters never share an artifact, equal runs do."""
+    tokens = run("vllm-compile", None)["runs"][0][0]
+    for parameters, turn in runs:
+        answer = run("vllm-compile", parameters, aot=aot, turn=turn)
+        found, steps = answer["runs"][0]
+        expected = BYTES_A_STEP if parameters == RECORD else LAYERS * 1000 if parameters else 0
+        assert [step.get("bytes_prefetched", 0) for step in steps] == [expected] * len(steps)
+        assert found == tokens
+        assert (answer["compiled"]["num_backend_compilations"] > 0) == (turn == 1), answer
