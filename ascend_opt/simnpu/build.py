@@ -1,9 +1,11 @@
 """Builds the simulated driver and the operator library, once, into a per-user cache.
 
 A build is named after a hash of everything that goes into it, is made in a temporary directory and
-renamed into place, so two processes may build at the same time and nothing is ever half there.
+renamed into place, so nothing is ever half there. Of two processes that want the same build at the
+same time, one makes it and the other waits.
 """
 
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -163,17 +165,17 @@ def _once(kind: str, digest: str, make: Callable[[Path], None]) -> Path:
     if final.is_dir():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=final.parent))
-    try:
-        make(scratch)
-        scratch.chmod(0o755)
+    with open(final.with_name(f".{final.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when the file is closed, or its process dies
+        if final.is_dir():
+            return final
+        scratch = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=final.parent))
         try:
+            make(scratch)
+            scratch.chmod(0o755)
             scratch.rename(final)
-        except OSError:
-            if not final.is_dir():  # not merely that another process was first
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return final
 
 

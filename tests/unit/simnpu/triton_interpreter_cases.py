@@ -287,3 +287,25 @@ def test_a_failing_kernel_is_named(stream):
     double[(1,)](torch.ones(4), y, 4, BLOCK=4)
     stream.synchronize()
     assert y.tolist() == [2] * 4
+
+
+@triton.jit
+def scaled(v, factor):
+    return v * factor
+
+
+@triton.jit
+def scale_in_a_loop(x, y, BLOCK: tl.constexpr):
+    for start in tl.range(0, 8, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(y + at, scaled(tl.load(x + at), tl.num_programs(0)) + tl.program_id(0))
+
+
+def test_device_functions_and_programs(stream):
+    """A kernel may call another jitted function; programs run in order and know their number."""
+    x, y = torch.arange(8.0), torch.zeros(8)
+
+    scale_in_a_loop[(3,)](x, y, BLOCK=4)
+    stream.synchronize()
+
+    assert torch.equal(y, 3 * x + 2)  # what the last program left
