@@ -127,6 +127,8 @@ class Pass:
         Parameters: Frozen dataclass of parameters, each with a default.
         conditions: When the pass applies, in the order in which they are checked.
         changes_graph: Whether the pass changes what torch.compile traces.
+        effect: The counter that grows when the pass does its work; a proof that finds it at 0
+            says that nothing was on.
         patches: Collected from the marked methods.
         parameters: This instance's resolved parameters.
         variants: Target to the recognised variant of its source, filled in before any patch.
@@ -140,6 +142,7 @@ class Pass:
     Parameters: ClassVar[type] = NoParameters
     conditions: ClassVar[tuple[Condition, ...]] = ()
     changes_graph: ClassVar[bool] = False
+    effect: ClassVar[str] = "steps"
     patches: ClassVar[tuple[Patch, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

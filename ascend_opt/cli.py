@@ -20,7 +20,6 @@ from ascend_opt import config as configuration
 from ascend_opt import preview, registry
 from ascend_opt.conditions import installed_version
 from ascend_opt.config import ENVIRONMENT, Policy, Request
-from ascend_opt.controller import make_request
 from ascend_opt.errors import AscendOptError, ConfigError, NotApplicableError
 from ascend_opt.states import Explanation, State
 
@@ -28,7 +27,10 @@ from ascend_opt.states import Explanation, State
 class _Group(click.Group):
     """Imports the commands of the larger parts when one of them is called."""
 
-    _PARTS: ClassVar[dict[str, str]] = {"simnpu": "ascend_opt.simnpu.cli"}
+    _PARTS: ClassVar[dict[str, str]] = {
+        "simnpu": "ascend_opt.simnpu.cli",
+        **dict.fromkeys(("verify", "bisect", "bench", "tune"), "ascend_opt.proof.cli"),
+    }
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted([*super().list_commands(context), *self._PARTS])
@@ -175,7 +177,7 @@ def run(enables: tuple[str, ...], path: str | None, command: tuple[str, ...]) ->
         requests = {request.name: request for request in config.requests}
         if policy is Policy.STRICT:
             preview.require(list(requests.values()))
-    named = [_parse_enable(text) for text in enables]
+    named = [preview.parse_enable(text) for text in enables]
     preview.require(named)
     requests |= {request.name: request for request in named}
     os.environ[ENVIRONMENT] = configuration.dump(requests, policy)
@@ -183,23 +185,6 @@ def run(enables: tuple[str, ...], path: str | None, command: tuple[str, ...]) ->
         os.execvp(command[0], command)
     except OSError as error:
         raise click.UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
-
-
-def _parse_enable(text: str) -> Request:
-    """Read `PASS:key=value,key=value`; values are YAML scalars."""
-    import yaml
-
-    name, _, rest = text.partition(":")
-    parameters = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise click.UsageError(f"--enable {text}: found {item!r}, expected key=value")
-        try:
-            parameters[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            parameters[key.strip()] = value
-    return make_request(registry.discover().get(name.strip()), parameters)
 
 
 @main.command()

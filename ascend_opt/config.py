@@ -35,7 +35,7 @@ _COLLECTIONS = (
     yaml.resolver.Resolver.DEFAULT_MAPPING_TAG,
     yaml.resolver.Resolver.DEFAULT_SEQUENCE_TAG,
 )
-OPTIONS = ("allow_unknown",)
+OPTIONS = ("allow_unknown", "targets")
 """Keys of a pass's entry that are the framework's, not the pass's parameters."""
 
 
@@ -54,15 +54,19 @@ class Request:
         name: The pass.
         parameters: Its resolved `Parameters`.
         allow_unknown: Patch sources that the pass does not recognise.
+        targets: Patch only these of its targets, to find the wrong one; None for all.
     """
 
     name: str
     parameters: Any
     allow_unknown: bool = False
+    targets: tuple[str, ...] | None = None
 
     def as_plain(self) -> dict[str, Any]:
         """Return the entry as it would stand in a configuration."""
-        options = {"allow_unknown": True} if self.allow_unknown else {}
+        options: dict[str, Any] = {"allow_unknown": True} if self.allow_unknown else {}
+        if self.targets is not None:
+            options["targets"] = list(self.targets)
         return {**options, **as_dict(self.parameters)}
 
 
@@ -202,9 +206,13 @@ def _request(name: str, entry: object, cls: type[Pass], places: _Places) -> Requ
     if not isinstance(allow, bool):
         where = places.of(*path, "allow_unknown")
         raise ConfigError(f"{where}: allow_unknown: found {allow!r}, expected true or false")
+    try:
+        targets = some_targets(cls, given.get("targets"))
+    except ParameterError as error:
+        raise ConfigError(f"{places.of(*path, 'targets')}: {error}") from None
     raw = {key: value for key, value in given.items() if key not in OPTIONS}
     try:
-        return Request(name, resolve(name, cls.Parameters, raw), allow)
+        return Request(name, resolve(name, cls.Parameters, raw), allow, targets)
     except ParameterError as error:
         message = f"{places.of(*path)}: {error}"
     for key, value in raw.items():  # one by one, so that the message names the line
@@ -213,6 +221,32 @@ def _request(name: str, entry: object, cls: type[Pass], places: _Places) -> Requ
         except ParameterError as error:
             raise ConfigError(f"{places.of(*path, key)}: {error}") from None
     raise ConfigError(message)  # each is fine, they do not go together
+
+
+def some_targets(cls: type[Pass], given: object) -> tuple[str, ...] | None:
+    """Return the targets of a pass that are named, in the pass's order; None if none is.
+
+    Args:
+        cls: The pass.
+        given: None, a target or a list of targets.
+
+    Raises:
+        ParameterError: Something else, or no target of this pass.
+    """
+    if given is None:
+        return None
+    named = [given] if isinstance(given, str) else given
+    valid = [str(patch.target) for patch in cls.patches]
+    if not isinstance(named, list) or not named:
+        raise ParameterError(
+            f"{cls.name}: targets: found {given!r}, expected a list of {', '.join(valid)}"
+        )
+    for target in named:
+        if target not in valid:
+            raise ParameterError(
+                f"{cls.name}: targets: no target {target!r}; {nearest(str(target), valid)}"
+            )
+    return tuple(target for target in valid if target in named)
 
 
 def _mapping(value: object, where: str, what: str, of: str) -> Mapping[str, Any]:
@@ -315,6 +349,12 @@ def schema(classes: Mapping[str, type[Pass]]) -> dict[str, Any]:
                 "type": "boolean",
                 "default": False,
                 "description": "patch sources that the pass does not recognise",
+            },
+            "targets": {
+                "type": "array",
+                "minItems": 1,
+                "items": {"enum": [str(patch.target) for patch in cls.patches]},
+                "description": "patch only these of its targets, to find one that is wrong",
             },
         }
         entries[name] = entry

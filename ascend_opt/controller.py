@@ -15,6 +15,7 @@ from typing import Any
 
 from ascend_opt import compile_key, registry
 from ascend_opt import config as configuration
+from ascend_opt.bisect_limit import BisectLimit
 from ascend_opt.config import ENVIRONMENT, OPTIONS, Config, Policy, Request
 from ascend_opt.engine import Engine, EngineWatch
 from ascend_opt.errors import AscendOptError, NotApplicableError, ParameterError, RevertError
@@ -44,6 +45,7 @@ class Controller:
         self._environment_read = False
         self._off = False
         self._engines: list[Engine] = []
+        self._limit = BisectLimit()
         self._watch = EngineWatch(self._engine_started)
         self._reporter = Reporter(self._snapshot, self.look_after)
         os.register_at_fork(
@@ -198,7 +200,12 @@ class Controller:
         """Return a hash of all that our passes change in traced code; None if nothing."""
         with self._lock:
             facts = [
-                [slot.name, slot.provided.cls.version, as_dict(slot.request.parameters)]
+                [
+                    slot.name,
+                    slot.provided.cls.version,
+                    as_dict(slot.request.parameters),
+                    slot.targets(),
+                ]
                 for _, slot in sorted(self._slots.items())
                 if slot.on and slot.provided.cls.changes_graph
             ]
@@ -220,6 +227,8 @@ class Controller:
         Raises:
             RevertError: What is on cannot be taken out; it stays on.
         """
+        if slot.on:
+            slot.leave_out(self._limit.left_out(slot.name, slot.targets()))
         for engine in self._living():
             if slot.on:
                 slot.check(engine)
@@ -351,4 +360,5 @@ def make_request(provided: Provided, given: Mapping[str, Any]) -> Request:
     allow = given.get("allow_unknown", False)
     if not isinstance(allow, bool):
         raise ParameterError(f"{cls.name}: allow_unknown={allow!r}, expected True or False")
-    return Request(cls.name, resolve(cls.name, cls.Parameters, raw), allow)
+    targets = configuration.some_targets(cls, given.get("targets"))
+    return Request(cls.name, resolve(cls.name, cls.Parameters, raw), allow, targets)

@@ -7,7 +7,8 @@ import os
 from ascend_opt import config as configuration
 from ascend_opt import registry
 from ascend_opt.config import ENVIRONMENT, Config, Request
-from ascend_opt.errors import NotApplicableError
+from ascend_opt.controller import make_request
+from ascend_opt.errors import NotApplicableError, ParameterError
 from ascend_opt.slot import Slot
 from ascend_opt.states import Explanation, State
 
@@ -34,6 +35,28 @@ def explain(name: str, config: Config) -> tuple[Explanation, bool]:
     if config.off:
         slot.refuse(State.OFF, f"{ENVIRONMENT}=off")
     return slot.explanation(slot, []), name in asked
+
+
+def parse_enable(text: str) -> Request:
+    """Read `PASS:key=value,key=value`; values are YAML scalars.
+
+    Raises:
+        ParameterError: It has another form, or the pass has no such parameter or value.
+        UnknownPassError: No such pass.
+    """
+    import yaml
+
+    name, _, rest = text.partition(":")
+    parameters = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ParameterError(f"--enable {text}: found {item!r}, expected key=value")
+        try:
+            parameters[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            parameters[key.strip()] = value
+    return make_request(registry.discover().get(name.strip()), parameters)
 
 
 def require(requests: list[Request]) -> None:

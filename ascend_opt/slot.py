@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from ascend_opt import bisect_limit
 from ascend_opt.base import Pass
 from ascend_opt.conditions import Condition, Stage
 from ascend_opt.config import Request
@@ -37,6 +38,7 @@ class Slot:
         applied: Patches in place, by target.
         checked: An engine has started and every engine condition held.
         announced: The pass has been active, and a line in the log said so.
+        left_out: Targets that `VLLM_ASCEND_OPT_BISECT_LIMIT` leaves alone.
     """
 
     provided: Provided
@@ -49,6 +51,7 @@ class Slot:
     applied: dict[str, Applied] = field(default_factory=dict)
     checked: bool = False
     announced: bool = False
+    left_out: frozenset[str] = frozenset()
 
     @classmethod
     def prepare(cls, provided: Provided, request: Request, from_config: bool = False) -> Slot:
@@ -97,11 +100,35 @@ class Slot:
     @property
     def usable(self) -> bool:
         """Whether the user has what they asked for, or will."""
-        return self.on or self.state is State.BUILTIN
+        bisected = self.state is State.OFF and bool(self.left_out)
+        return self.on or self.state is State.BUILTIN or bisected
 
     def to_patch(self) -> list[Recognition]:
         """Return the targets that this pass changes here."""
-        return [r for r in self.recognitions if r.action in (Action.PATCH, Action.UNKNOWN)]
+        return [
+            r
+            for r in self.recognitions
+            if r.action in (Action.PATCH, Action.UNKNOWN) and self._chosen(str(r.patch.target))
+        ]
+
+    def _chosen(self, target: str) -> bool:
+        chosen = self.request.targets
+        return target not in self.left_out and (chosen is None or target in chosen)
+
+    def _left_out(self, recognition: Recognition) -> str:
+        if self._chosen(str(recognition.patch.target)):
+            return ""
+        return "left out, to find a patch that is wrong"
+
+    def targets(self) -> list[str]:
+        """Return the names of these targets."""
+        return [str(r.patch.target) for r in self.to_patch()]
+
+    def leave_out(self, targets: frozenset[str]) -> None:
+        """Leave some targets alone, before anything is patched."""
+        self.left_out = targets
+        if not self.to_patch():
+            self.refuse(State.OFF, f"{bisect_limit.ENVIRONMENT} leaves none of its patches")
 
     def modules(self) -> list[str]:
         """Return the modules of these targets."""
@@ -241,7 +268,7 @@ class Slot:
                 target=str(r.patch.target),
                 variant=r.variant,
                 patched=str(r.patch.target) in self.applied,
-                note=_note(self.applied.get(str(r.patch.target))),
+                note=self._left_out(r) or _note(self.applied.get(str(r.patch.target))),
             )
             for r in self.recognitions
         )

@@ -151,6 +151,7 @@ class MlpPrefetch(Pass):
     remove_when = "the installed vllm-ascend prefetches dense MLP weights again, with a switch"
     Parameters = MlpPrefetchParameters
     changes_graph = True
+    effect = "prefetches"
     conditions = (
         Requires("vllm>=0.18"),
         DenseQwen(),

@@ -113,6 +113,7 @@ class SyncElision(Pass):
         "no release up to 0.26.0rc1 is in use, and upstream's _update_seq_lens_cpu has no loop "
         "over requests"
     )
+    effect = "held"
     conditions = (
         Requires("vllm-ascend>=0.18.0"),
         ModelRunnerV2(),

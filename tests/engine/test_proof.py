@@ -1,0 +1,110 @@
+"""verify and bisect on the real vLLM; everything else of them is tested on a light one."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_opt.targets import Target, locate
+
+MLP = "vllm.model_executor.models.qwen2:Qwen2MLP.forward"
+RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model"
+
+PACKAGE = """
+    from ascend_opt import Pass, hookimpl, host_patch
+
+    class WrongLayer(Pass):
+        '''Wrong in one layer only.'''
+        name = "wrong-layer"
+        origin = remove_when = "test"
+
+        @host_patch("{mlp}", known={{"{mlp_hash}": "here"}})
+        def forward(self, wrapped, mlp, args, kwargs):
+            self.counters["steps"] += 1
+            return wrapped(*args, **kwargs) * (5 if ".1." in mlp.gate_up_proj.prefix else 1)
+
+        @host_patch("{runner}", known={{"{runner_hash}": "here"}})
+        def execute_model(self, wrapped, runner, args, kwargs):
+            return wrapped(*args, **kwargs)
+
+    @hookimpl
+    def ascend_opt_passes():
+        return [WrongLayer]
+"""
+
+
+def fingerprint_of(target: str) -> str:
+    source = locate(Target.parse(target))
+    assert source is not None
+    return source.fingerprint
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A third party's distribution, and two prompts."""
+    path = tmp_path_factory.mktemp("proof")
+    text = PACKAGE.format(
+        mlp=MLP,
+        mlp_hash=fingerprint_of(MLP),
+        runner=RUNNER,
+        runner_hash=fingerprint_of(RUNNER),
+    )
+    (path / "wrong.py").write_text(textwrap.dedent(text))
+    metadata = path / "wrong-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[ascend_opt.passes]\nwrong = wrong\n")
+    (path / "prompts.txt").write_text("Hello, world\nThe quick brown fox jumps over\n")
+    return path
+
+
+def invoke(directory: Path, command: str, *enables: str) -> tuple[int, dict[str, Any], str]:
+    paths = [str(directory), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ascend_opt", command, "--json", "--model", "tiny"),
+            *("--prompts", str(directory / "prompts.txt"), "--max-tokens", "8"),
+            *(f"--enable={name}" for name in enables),
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout), done.stderr
+
+
+def test_verify_passes_a_right_pass(directory: Path) -> None:
+    """Tokens and logprobs of three real engines are equal, and every prefetch was counted."""
+    code, found, errors = invoke(directory, "verify", "mlp-prefetch:backend=record")
+    assert code == 0, errors
+    assert found["noise"]["equal"]
+    assert found["patched"]["tokens_equal"] == found["patched"]["tokens"] == 16
+    assert found["patched"]["max_logprob_difference"] == 0
+    (activity,) = found["activity"]
+    assert activity["states"] == {"active": 1}
+    assert activity["counters"]["prefetches"] == 2 * 4 * activity["counters"]["held"]
+
+
+def test_verify_fails_a_pass_whose_condition_never_held(directory: Path) -> None:
+    """Active, equal, and yet nothing was on: no batch has fewer than one token."""
+    code, found, _ = invoke(directory, "verify", "mlp-prefetch:backend=record,max_num_tokens=1")
+    assert code == 1
+    assert found["verdict"] == "nothing on"
+    assert "its condition never held" in found["reason"]
+
+
+def test_bisect_finds_the_wrong_target(directory: Path) -> None:
+    """Of two passes the wrong one, and of its two targets the one that changes a layer."""
+    code, found, errors = invoke(
+        directory, "bisect", "wrong-layer", "mlp-prefetch:backend=record,gate_up_bytes=0"
+    )
+    assert code == 1, errors
+    assert found["passes"] == ["wrong-layer"]
+    assert found["targets"] == [["wrong-layer", MLP]]
