@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-
 import yaml
+from click.testing import Result
 
 from ascend_opt.errors import ParameterError, UnknownPassError
 from ascend_opt.proof.bench import METRICS, TPOT, Benchmark, Cell, Load, measured, turns

@@ -3,7 +3,7 @@
 Run by test_triton_interpreter.py in a process of its own, or by hand with TRITON_INTERPRET=1.
 """
 # Kernels are as Triton wants them: constants in capitals, and their docstring in the test.
-# ruff: noqa: D103, N803
+# ruff: noqa: N803
 
 import pytest
 import torch
