@@ -16,7 +16,6 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -133,29 +132,14 @@ def build_dispatch(driver: Path) -> Path:
             f"-I{torch_npu}/include",
             f"-I{sysconfig.get_path('include')}",
         ]
-        units = [p for p in sources if p.suffix == ".cpp"]
-
-        def compile_one(unit: Path) -> str:
-            target = str(out / f"{unit.stem}.o")
-            _run([gxx, *_DISPATCH_FLAGS, *includes, "-c", str(unit), "-o", target])
-            return target
-
-        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-            objects = list(pool.map(compile_one, units))
-        libraries = [
-            "-lc10",
-            "-ltorch",
-            "-ltorch_cpu",
-            "-ltorch_python",
-            "-ltorch_npu",
-            "-lascendcl",
-        ]
+        # One unit: nearly all of the time goes into torch's headers, which are then read once.
+        unit = out / "all.cpp"
+        unit.write_text("".join(f'#include "{p}"\n' for p in sources if p.suffix == ".cpp"))
         paths = [f"-L{torch}/lib", f"-L{torch_npu}/lib", f"-L{driver}"]
-        _run(
-            [gxx, "-shared", *objects, "-o", str(out / f"{DISPATCH_MODULE}.so"), *paths, *libraries]
-        )
-        for path in objects:
-            Path(path).unlink()
+        libraries = "c10 torch torch_cpu torch_python torch_npu ascendcl"
+        links = [f"-l{name}" for name in libraries.split()]
+        target = ["-o", str(out / f"{DISPATCH_MODULE}.so")]
+        _run([gxx, *_DISPATCH_FLAGS, "-shared", *includes, str(unit), *target, *paths, *links])
 
     return _once("dispatch", digest, compile_into) / f"{DISPATCH_MODULE}.so"
 

@@ -156,14 +156,14 @@ def test_block_sizes_need_not_be_powers_of_two(stream):
 def store_where(t, k, y, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     some = (tl.load(t) != 0.0) & (at < 3)
-    tl.store(y + at, 1.0, mask=some & (tl.load(k) > 4))
+    tl.store(y + at, 1.0, mask=(tl.load(k) > 4) & some)
 
 
 @pytest.mark.parametrize(
     ("t", "k", "expected"), [(0.5, 5, [1, 1, 1, 0]), (0.0, 5, [0] * 4), (0.5, 4, [0] * 4)]
 )
 def test_comparisons_of_scalars_are_masks(stream, t, k, expected):
-    """A scalar comparison, of floats or integers, joins a block's mask from either side."""
+    """A scalar comparison, of floats or of integers, joins the mask of a block."""
     y = torch.zeros(4)
 
     store_where[(1,)](torch.tensor([t]), torch.tensor([k]), y, BLOCK=4)
