@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any, ClassVar
 
 from packaging.requirements import Requirement
-from packaging.version import InvalidVersion
+from packaging.version import InvalidVersion, Version
 
 from ascend_opt.targets import package_directories
 
@@ -96,9 +96,10 @@ class Requires(InstallCondition):
         if found is None:
             return f"{self.requirement.name} is not installed (needs {self.requirement})"
         try:
-            fits = self.requirement.specifier.contains(found, prereleases=True)
+            version = Version(found)
         except InvalidVersion:
-            fits = True
+            return None
+        fits = self.requirement.specifier.contains(version, prereleases=True)
         if found != UNKNOWN_VERSION and not fits:
             return f"{self.requirement.name} {found} is installed, needs {self.requirement}"
         return None

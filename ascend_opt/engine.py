@@ -18,7 +18,7 @@ import wrapt
 
 from ascend_opt.errors import NotApplicableError
 from ascend_opt.importing import imported, is_complete, when_imported
-from ascend_opt.targets import Target, locate
+from ascend_opt.targets import Target, locate, reaches
 
 logger = logging.getLogger("vllm.ascend_opt")
 
@@ -74,14 +74,15 @@ class EngineWatch:
         if self._handle is None or module is None:
             return
         try:
-            wrapt.unwrap_object(module, TARGET.qualname, self._handle, missing_ok=True)
+            out = wrapt.unwrap_object(module, TARGET.qualname, self._handle, missing_ok=True)
         except (wrapt.WrapperNotOutermostError, wrapt.WrapperChainTooDeepError) as error:
             logger.debug("ascend_opt: the watch on engines stays in place: %s", error)
         else:
-            self._handle = None
+            self._handle = self._handle if out is None else None
 
     def _install(self, module: ModuleType) -> None:
-        if not self._armed or self._handle is not None:
+        here = reaches(vars(module.WorkerBase).get("__init__"), self._handle)
+        if not self._armed or (self._handle is not None and here):
             return
         # Right after the import there can be none. By type(): asking a proxy for its __class__,
         # as isinstance does, may import what it stands for or raise.

@@ -21,7 +21,7 @@ import wrapt
 from ascend_opt.base import BUILTIN, Kind, Pass, Patch
 from ascend_opt.errors import ConflictError, PatchError, RevertError
 from ascend_opt.recognition import Recognition
-from ascend_opt.targets import innermost, layers, source_of, whence
+from ascend_opt.targets import innermost, layers, reaches, source_of, whence
 
 logger = logging.getLogger("vllm.ascend_opt")
 
@@ -51,14 +51,14 @@ class Applied:
     def replaced_by(self) -> str | None:
         """Return None while our patch is in place, else who stands there instead."""
         current = vars(self.owner).get(self.attribute)
-        if current is self.installed or _reaches(current, self.installed):
+        if current is self.installed or reaches(current, self.installed):
             return None
         return "nothing" if current is None else whence(current)
 
     def covered_by(self) -> str | None:
         """Return who put something on top that would be lost by reverting; None if nobody."""
         layer = vars(self.owner).get(self.attribute)
-        if not _reaches(layer, self.installed):
+        if not reaches(layer, self.installed):
             return None  # replaced wholesale: nothing of ours is left
         while layer is not self.installed:
             # wrapt splices our wrapper out from under its own kind, and from nothing else.
@@ -88,14 +88,6 @@ class Applied:
 
 class _HostWrapper(wrapt.FunctionWrapper):  # type: ignore[type-arg]
     """A wrapper of ours: host patches of several passes on one target wrap one another."""
-
-
-def _reaches(function: Any, ours: Any) -> bool:
-    """Return whether `ours` is among what a function wraps (by `__wrapped__`)."""
-    # `original = C.f` gives whoever patches after us a bound wrapper; its parent is ours.
-    return any(
-        layer is ours or getattr(layer, "_self_parent", None) is ours for layer in layers(function)
-    )
 
 
 def check_live(recognition: Recognition, module: ModuleType) -> tuple[Any, str, str | None]:

@@ -140,10 +140,14 @@ class Reporter:
 
     def start(self) -> None:
         """Start the thread that writes, if it does not run yet."""
+        # Without the lock, which a writer on a file system that hangs may hold: callers must not.
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            self._wake.set()
+            return
         with self._lock:
-            if self._thread is not None and self._thread.is_alive():
-                self._wake.set()
-                return
+            if self._thread is not thread:
+                return  # another caller was faster
             self._thread = threading.Thread(target=self._run, name="ascend_opt-report", daemon=True)
             try:
                 self._thread.start()

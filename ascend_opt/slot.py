@@ -56,12 +56,20 @@ class Slot:
     @classmethod
     def prepare(cls, provided: Provided, request: Request, from_config: bool = False) -> Slot:
         """Find out whether a pass can be on in this installation; changes nothing."""
-        instance = provided.cls(request.parameters)
+        flaw = None
+        try:
+            instance = provided.cls(request.parameters)
+        except Exception as error:
+            flaw = f"the pass could not be made: {error!r}"
+            instance = provided.cls.__new__(provided.cls)
+            Pass.__init__(instance, request.parameters)
         recognitions = recognise_all(provided.cls)
         instance.variants = {
             str(r.patch.target): r.variant for r in recognitions if r.variant is not None
         }
         slot = cls(provided, request, instance, recognitions, State.ARMED, "", from_config)
+        if flaw is not None:
+            return slot.refuse(State.FAILED, flaw)
         for condition in provided.cls.conditions:
             if condition.stage is Stage.INSTALL:
                 unmet = slot.ask(condition, None)

@@ -187,6 +187,9 @@ def _dump(value: object) -> str:
     # ast.dump prints other fields on other Python versions; this one skips what is empty.
     if isinstance(value, ast.AnnAssign) and value.value is not None:
         value = ast.Assign(targets=[value.target], value=value.value)
+    if isinstance(value, ast.JoinedStr):  # Python 3.12 puts empty texts into some
+        values = [v for v in value.values if not isinstance(v, ast.Constant) or v.value]
+        value = ast.JoinedStr(values=values)
     if isinstance(value, ast.AST):
         fields = [
             f"{name}={_dump(field)}"
@@ -241,6 +244,15 @@ def layers(function: Any) -> list[Any]:
             break
         found.append(function)
     return found
+
+
+def reaches(function: Any, layer: Any) -> bool:
+    """Return whether a function is `layer`, or wraps it in a way that can be seen."""
+    # `original = C.f` gives whoever patches after us a bound wrapper; its parent is ours.
+    return any(
+        found is layer or getattr(found, "_self_parent", None) is layer
+        for found in layers(function)
+    )
 
 
 def whence(function: Any) -> str:

@@ -1,9 +1,11 @@
 """Builds the simulated driver and the operator library, once, into a per-user cache.
 
 A build is named after a hash of everything that goes into it, is made in a temporary directory and
-renamed into place, so two processes may build at the same time and nothing is ever half there.
+renamed into place, so nothing is ever half there. Of two processes that want the same build at the
+same time, one makes it and the other waits.
 """
 
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -14,7 +16,6 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -131,29 +132,14 @@ def build_dispatch(driver: Path) -> Path:
             f"-I{torch_npu}/include",
             f"-I{sysconfig.get_path('include')}",
         ]
-        units = [p for p in sources if p.suffix == ".cpp"]
-
-        def compile_one(unit: Path) -> str:
-            target = str(out / f"{unit.stem}.o")
-            _run([gxx, *_DISPATCH_FLAGS, *includes, "-c", str(unit), "-o", target])
-            return target
-
-        with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-            objects = list(pool.map(compile_one, units))
-        libraries = [
-            "-lc10",
-            "-ltorch",
-            "-ltorch_cpu",
-            "-ltorch_python",
-            "-ltorch_npu",
-            "-lascendcl",
-        ]
+        # One unit: nearly all of the time goes into torch's headers, which are then read once.
+        unit = out / "all.cpp"
+        unit.write_text("".join(f'#include "{p}"\n' for p in sources if p.suffix == ".cpp"))
         paths = [f"-L{torch}/lib", f"-L{torch_npu}/lib", f"-L{driver}"]
-        _run(
-            [gxx, "-shared", *objects, "-o", str(out / f"{DISPATCH_MODULE}.so"), *paths, *libraries]
-        )
-        for path in objects:
-            Path(path).unlink()
+        libraries = "c10 torch torch_cpu torch_python torch_npu ascendcl"
+        links = [f"-l{name}" for name in libraries.split()]
+        target = ["-o", str(out / f"{DISPATCH_MODULE}.so")]
+        _run([gxx, *_DISPATCH_FLAGS, "-shared", *includes, str(unit), *target, *paths, *links])
 
     return _once("dispatch", digest, compile_into) / f"{DISPATCH_MODULE}.so"
 
@@ -163,17 +149,17 @@ def _once(kind: str, digest: str, make: Callable[[Path], None]) -> Path:
     if final.is_dir():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=final.parent))
-    try:
-        make(scratch)
-        scratch.chmod(0o755)
+    with open(final.with_name(f".{final.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when the file is closed, or its process dies
+        if final.is_dir():
+            return final
+        scratch = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=final.parent))
         try:
+            make(scratch)
+            scratch.chmod(0o755)
             scratch.rename(final)
-        except OSError:
-            if not final.is_dir():  # not merely that another process was first
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return final
 
 

@@ -64,6 +64,7 @@ def install(triton: ModuleType, alias: Alias, launch: Launch) -> None:
     _announce_driver(triton)
     _allow_any_block_size(triton)
     _type_comparisons_as_bool(triton, interpreter)
+    _interpret_language_for_good(triton, interpreter)
     interpreter.GridExecutor.__call__ = _grid_call(interpreter, alias, launch)
     triton_cann.install(triton)
 
@@ -173,6 +174,26 @@ def _type_comparisons_as_bool(triton: ModuleType, interpreter: ModuleType) -> No
         setattr(builder, name, compare(comparisons[name[-2:]]))
 
 
+def _interpret_language_for_good(triton: ModuleType, interpreter: Any) -> None:
+    """Replace the functions of ``triton.language`` by the interpreter's once and for all.
+
+    The interpreter replaces them before each launch and at each call of a device function, and puts
+    them back after the launch, to leave the language intact for compilation. Nothing is compiled
+    here, and it takes 40% of the time of a small launch.
+    """
+    if getattr(interpreter._patch_lang, "_for_good", False):
+        return
+    language = triton.language
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+
+    def patch_nothing(fn: Any) -> Any:
+        del fn
+        return SimpleNamespace(restore=lambda: None)
+
+    patch_nothing._for_good = True  # type: ignore[attr-defined]
+    interpreter._patch_lang = patch_nothing
+
+
 def _grid_call(interpreter: ModuleType, alias: Alias, launch: Launch) -> Callable[..., None]:
     """Make the function that launches a kernel over a grid.
 
@@ -224,15 +245,13 @@ def _run_grid(
     interpreter: ModuleType, fn: Callable[..., None], sizes: tuple[int, ...], args: dict[str, Any]
 ) -> None:
     """Run every program of a grid, one after the other."""
-    scope = interpreter._patch_lang(fn)
+    builder = interpreter.interpreter_builder
+    builder.set_grid_dim(*sizes)
     try:
-        interpreter.interpreter_builder.set_grid_dim(*sizes)
         for index in np.ndindex(*sizes):
-            interpreter.interpreter_builder.set_grid_idx(*index)
+            builder.set_grid_idx(*index)
             fn(**args)
     except Exception as error:
         raise interpreter.InterpreterError(
             f"simnpu: Triton kernel {fn.__name__}, grid {sizes}: {error!r}"
         ) from error
-    finally:
-        scope.restore()

@@ -115,6 +115,34 @@ class GraphsWherePrefetched(EngineCondition):
         return None
 
 
+class NoAllReducePattern(EngineCondition):
+    """No compiler pass matches the attention's all-reduce together with the RMSNorm behind it.
+
+    Our op is one more user of the tensor between the two, and no pattern matches across one.
+    Sequence parallelism would then be applied to some norms of a model and not to others.
+    """
+
+    name = "no-all-reduce-pattern"
+    description = "no compiler pass fuses the attention's all-reduce with RMSNorm (TP > 1)"
+
+    _SWITCHES = ("enable_sp", "fuse_allreduce_rms", "fuse_gemm_comms")
+    _OLDER = ("enable_sequence_parallelism", "enable_fi_allreduce_fusion", "enable_async_tp")
+
+    def unmet(self, subject: Any, parameters: Any) -> str | None:
+        """See `Condition.unmet`."""
+        ranks = getattr(getattr(subject, "parallel_config", None), "tensor_parallel_size", 1)
+        if ranks == 1 or parameters.gate_up_bytes == 0:
+            return None
+        config = getattr(getattr(subject, "compilation_config", None), "pass_config", None)
+        on = [s for s in (*self._SWITCHES, *self._OLDER) if getattr(config, s, False) is True]
+        if not on:
+            return None
+        return (
+            f"pass_config.{on[0]} with tensor_parallel_size={ranks} needs the attention's output "
+            "for itself; gate_up_bytes=0 prefetches the down weight alone"
+        )
+
+
 class MlpPrefetch(Pass):
     """Prefetch each dense MLP's weights into cache behind RMSNorm and SwiGLU."""
 
@@ -129,6 +157,7 @@ class MlpPrefetch(Pass):
         DenseQwen(),
         NativePrefetchOff(),
         GraphsWherePrefetched(),
+        NoAllReducePattern(),
         MaxNumTokens(),
     )
 

@@ -248,6 +248,9 @@ def _copy_now(runner: Any) -> None:
         runner.num_computed_tokens_event.record()
 
 
+_NOTHING_KEPT = -1  # a number of requests that no step has
+
+
 class _Lengths:
     """The length buffers of one runner on the host, and the rows of its last batch.
 
@@ -277,7 +280,8 @@ class _Lengths:
         self._add, self._fromiter = np.add, np.fromiter
         self._ones = np.ones_like(self._seq_lens)
         self._scratch = np.empty_like(self._counts)
-        self._keep([], np.empty(0, np.intp), 0)
+        self._keep([], np.empty(0, np.intp))
+        self._num_reqs = _NOTHING_KEPT
 
     def belongs_to(self, req_states: Any, input_buffers: Any) -> bool:
         """Return whether these are still the buffers of that runner."""
@@ -344,17 +348,19 @@ class _Lengths:
         tokens = map(scheduler_output.num_scheduled_tokens.__getitem__, req_ids)
         num_tokens = self._fromiter(tokens, "i4", num_reqs)
         self._add(self._counts[rows], num_tokens, self._seq_lens[:num_reqs])
-        self._keep(list(req_ids), rows, num_reqs if mirrored else 0)
+        self._keep(list(req_ids), rows)
+        if not mirrored:
+            self._num_reqs = _NOTHING_KEPT
 
     def _rows_of(self, req_ids: list[str]) -> NDArray[np.intp]:
         rows = map(self._req_id_to_index.__getitem__, req_ids)
         return self._fromiter(rows, "i8", len(req_ids))
 
-    def _keep(self, req_ids: list[str], rows: NDArray[np.intp], num_reqs: int) -> None:
-        """Keep a batch for the next step; with `num_reqs` 0 no step matches it."""
+    def _keep(self, req_ids: list[str], rows: NDArray[np.intp]) -> None:
+        """Keep a batch for the next step."""
         self._req_ids = req_ids
         self._rows = rows
-        self._num_reqs = num_reqs
+        self._num_reqs = num_reqs = len(req_ids)
         self._batch_ones = self._ones[:num_reqs]
         self._batch_counts = self._scratch[:num_reqs]
         self._batch_seq_lens = self._seq_lens[:num_reqs]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from npu import engine_program
 
 from ascend_opt.simnpu import launch
 from ascend_opt.simnpu.build import BuildError
@@ -87,6 +88,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     _checked(HERE / "tiny_model.py", (str(directory),), environ)
     return directory
+
+
+@pytest.fixture(scope="session")
+def expected(stock: Simulate, tiny_model: Path) -> dict[str, list[int]]:
+    """Tokens of stock CPU vLLM."""
+    done = stock(Path(engine_program.__file__), str(tiny_model))
+    tokens: dict[str, list[int]] = read_result(done)["tokens"]
+    assert {len(t) for t in tokens.values()} == {engine_program.NUM_TOKENS}
+    # A model that says the same whatever it is asked could hide any fault.
+    assert len({tuple(t) for t in tokens.values()}) == len(engine_program.LENGTHS)
+    return tokens
 
 
 def _checked(

@@ -31,17 +31,6 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
-@pytest.fixture(scope="session")
-def expected(stock: Simulate, tiny_model: Path) -> dict[str, list[int]]:
-    """Tokens of stock CPU vLLM."""
-    done = stock(Path(engine_program.__file__), str(tiny_model))
-    tokens: dict[str, list[int]] = read_result(done)["tokens"]
-    assert {len(t) for t in tokens.values()} == {engine_program.NUM_TOKENS}
-    # A model that says the same whatever it is asked could hide any fault.
-    assert len({tuple(t) for t in tokens.values()}) == len(engine_program.LENGTHS)
-    return tokens
-
-
 @pytest.fixture(scope="module", params=list(MODES))
 def engine(
     request: pytest.FixtureRequest, simulate: Simulate, tiny_model: Path

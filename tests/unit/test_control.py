@@ -132,9 +132,12 @@ def test_a_refused_change_of_parameters_keeps_the_old_ones(site, runner):
 
     site.provide(site.host(STEP, facts={"Parameters": Parameters, "unmet": unmet}))
     ascend_opt.enable("greeter", times=2)
+    installed = vars(runner.Runner)["step"]
 
     with pytest.raises(NotApplicableError, match="five is too many"):
         ascend_opt.enable("greeter", times=5)
+
+    assert vars(runner.Runner)["step"] is installed
 
     assert (state().state, state().parameters) == ("active", {"times": 2})
     assert runner.Runner().step(1) == ("patched", 2)
@@ -655,3 +658,61 @@ def test_available_lists_the_classes_by_name(site):
     site.provide(second, first)
 
     assert ascend_opt.available() == [first, second]
+
+
+def test_reset_leaves_what_is_covered_in_place_and_inert(site, runner, caplog):
+    """Someone's closure on top is not broken; under it our code does nothing any more."""
+    site.provide(site.host(STEP))
+    ascend_opt.enable("greeter")
+    original = runner.Runner.step
+
+    @functools.wraps(original)
+    def closure(self, x):
+        return original(self, x)
+
+    runner.Runner.step = closure
+    ascend_opt.reset()
+
+    assert runner.Runner().step(1) == 2
+    assert "left in place, inert" in caplog.text
+    assert state().state == "off"
+
+
+def test_disabling_says_that_a_compiled_model_keeps_the_old_code(site):
+    """Where the pass changes the graph and an engine has started; and only there."""
+    site.provide(site.traced(FORWARD, lambda self, f: lambda this, x: f(this, x)))
+    ascend_opt.available()[0].changes_graph = True
+    importlib.import_module("fakevllm.model")
+    ascend_opt.enable("tracer")
+    assert ascend_opt.disable("tracer").reason == "disabled"
+    ascend_opt.enable("tracer")
+    worker = start_worker(Config())
+
+    assert "compiled or captured before keeps" in ascend_opt.disable("tracer").reason
+    del worker
+
+
+def test_enabling_a_graph_pass_too_late_is_said(site, caplog):
+    """An engine that runs already keeps the code that it compiled: one warning."""
+    importlib.import_module("fakevllm.model")
+    site.provide(site.traced(FORWARD, lambda self, f: lambda this, x: f(this, x)))
+    ascend_opt.available()[0].changes_graph = True
+    worker = start_worker(Config())
+
+    ascend_opt.enable("tracer")
+
+    assert caplog.text.count("was enabled after an engine had started") == 1
+    del worker
+
+
+def test_a_pass_says_once_that_it_is_active(site, runner, caplog):
+    """At most one INFO line for each pass and process."""
+    caplog.set_level("INFO", logger="vllm.ascend_opt")
+    site.provide(site.host(STEP, facts={"applied": lambda self: "greets"}))
+    ascend_opt.enable("greeter")
+    ascend_opt.enable("greeter")
+    for _ in range(3):
+        runner.Runner().step(1)
+    ascend_opt.status()
+
+    assert [r.getMessage() for r in caplog.records] == ["ascend_opt: greeter is active: greets"]

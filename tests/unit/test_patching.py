@@ -107,8 +107,9 @@ def test_a_pass_that_fails_while_it_patches_is_failed_and_leaves_nothing(site, e
     def make(self, original):
         raise error
 
-    tracer = site.traced(FORWARD, make)
-    both = type("Both", (site.host(STEP), tracer), {"name": "both", "__doc__": "Do both."})
+    # fakevllm.model is patched before fakevllm.runner.
+    bases = (site.host(FORWARD), site.traced(STEP, make))
+    both = type("Both", bases, {"name": "both", "__doc__": "Do both."})
     site.provide(both)
 
     with pytest.raises(ascend_opt.NotApplicableError, match=r"both is failed: .*bad"):

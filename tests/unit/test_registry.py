@@ -77,7 +77,7 @@ def test_a_misspelt_hook_is_named(site):
 
     found = plugins(bad=Plugin, good=plugin(site.host(STEP)))
 
-    assert "ascend_opt_pass" in found.problems[0]
+    assert "unknown hook 'ascend_opt_pass'" in found.problems[0]
     assert list(found.passes) == ["greeter"]
 
 

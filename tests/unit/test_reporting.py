@@ -253,6 +253,25 @@ def test_starting_twice_is_one_thread(reporter):
     assert threading.active_count() == before + 1
 
 
+def test_a_file_system_that_hangs_holds_up_no_caller(reporter, monkeypatch):
+    """While a write blocks, `start`, which import hooks call, returns at once."""
+    entered, go = threading.Event(), threading.Event()
+
+    def hang(path, text):
+        entered.set()
+        go.wait(30)
+
+    monkeypatch.setattr(reporting, "_replace", hang)
+    reporter.start()
+    entered.wait(10)
+    caller = threading.Thread(target=reporter.start, daemon=True)
+    caller.start()
+    caller.join(10)
+
+    assert not caller.is_alive()
+    go.set()
+
+
 def test_an_error_in_the_snapshot_stops_reporting_alone(caplog):
     """It is logged; a later start tries again."""
 

@@ -51,6 +51,7 @@ def test_what_says_nothing_does_not_change_the_fingerprint(text):
         "@cache\n" + PLAIN,
         "async " + PLAIN,
         PLAIN.replace("return x", "return None"),
+        PLAIN.replace("return x", "return x('')"),
         PLAIN.replace("return x", "return"),
     ],
 )

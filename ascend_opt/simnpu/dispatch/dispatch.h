@@ -71,6 +71,7 @@ int simnpu_enqueue(void* stream, const char* name, void (*run)(void*), void (*dr
 int simnpu_settle(void* stream);
 int simnpu_capturing(void* stream);
 int simnpu_on_device_thread(void);
+const char* aclGetRecentErrMsg(void);
 void simnpu_work_failed(const char* text);
 void simnpu_set_wait_hooks(void* (*before)(void), void (*after)(void*));
 void simnpu_set_where(int (*fn)(char*, size_t));

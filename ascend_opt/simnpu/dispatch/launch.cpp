@@ -43,7 +43,7 @@ void launch(const std::string& name, std::function<void()> run) {
 void settle() {
   if (simnpu_on_device_thread()) return;
   void* stream = c10_npu::getCurrentNPUStream().stream(true);  // empties torch_npu's task queue first
-  TORCH_CHECK(simnpu_settle(stream) == 0, "simnpu: deferred work failed; its error was printed above");
+  TORCH_CHECK(simnpu_settle(stream) == 0, "simnpu: ", aclGetRecentErrMsg());
 }
 
 bool capturing() { return simnpu_capturing(c10_npu::getCurrentNPUStream().stream(false)); }

@@ -14,17 +14,17 @@ typedef struct node {
 } node;
 
 // How much of every lane has happened before a place in the graph.
-typedef struct clock {
+typedef struct progress {
   int seen[LANES];
-} clock;
+} progress;
 
 struct graph {
   long id;
   node *nodes;
   size_t n;
   int lanes, records;
-  clock now[LANES];
-  clock *at_record;
+  progress now[LANES];
+  progress *at_record;
   int origin_id[LANES]; // whose work a lane was, for messages
   stream *lane_stream[LANES];
   group *open;

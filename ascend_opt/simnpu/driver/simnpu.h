@@ -6,6 +6,7 @@
 // whatever the calling thread happens to be in the middle of. Recording an
 // event creates a ticket: an exact place in one stream's queue.
 #pragma once
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -75,9 +76,9 @@ struct stream {
 };
 
 // streams.c
-extern int simnpu_late;
 void sim_lock(void);
 void sim_unlock(void);
+pthread_mutex_t *sim_mutex(void);      // what sim_lock locks
 stream *sim_stream(void *handle);      // NULL is the default stream
 stream *sim_stream_new(void);
 stream *sim_stream_first(void);
@@ -89,6 +90,10 @@ void sim_ticket_ref(ticket *t);
 void sim_ticket_unref(ticket *t);
 void sim_append(stream *s, task *t, ticket *at); // locked; takes over the caller's reference to t
 int sim_submit(stream *s, task *t);              // append or capture, then deliver as configured
+
+// executor.c
+extern int simnpu_late;
+void sim_wake_device(void);                      // locked: something was appended
 void sim_deliver(void);                          // now delivery: run whatever can run
 int sim_wait(stream *s, long seq);               // host waits; s NULL: every stream
 int sim_wait_all(void);

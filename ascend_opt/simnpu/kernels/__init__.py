@@ -14,7 +14,6 @@ from ascend_opt.simnpu.kernels import (
     attention,
     attention_v2,
     cache,
-    host,
     indexing,
     layout,
     linear,
@@ -23,17 +22,15 @@ from ascend_opt.simnpu.kernels import (
     rotary,
     sampling,
 )
-from ascend_opt.simnpu.kernels.registry import HOST_KERNELS, KERNELS, META
+from ascend_opt.simnpu.kernels.registry import KERNELS, META
 
 __all__ = [
-    "HOST_KERNELS",
     "KERNELS",
     "META",
     "activation",
     "attention",
     "attention_v2",
     "cache",
-    "host",
     "indexing",
     "layout",
     "linear",

@@ -12,9 +12,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 KERNELS: dict[str, Callable[..., Any]] = {}
 """Operator name (``npu::npu_rms_norm``, ``npu::npu_slice.out``) to its kernel over CPU tensors."""
 
-HOST_KERNELS: dict[str, Callable[..., Any]] = {}
-"""As :data:`KERNELS`, for operators that take no npu tensor and run on the host at once."""
-
 META: dict[str, Callable[..., Any]] = {}
 """Operator name to its shape function, for operators that come without a Meta kernel."""
 
@@ -32,11 +29,6 @@ def kernel(*names: str) -> Callable[[Function], Function]:
         ValueError: If a name has a kernel already.
     """
     return _register(KERNELS, names)
-
-
-def host_kernel(*names: str) -> Callable[[Function], Function]:
-    """Register a function as the host's kernel of one or more operators; see :func:`kernel`."""
-    return _register(HOST_KERNELS, names)
 
 
 def meta(*names: str) -> Callable[[Function], Function]:

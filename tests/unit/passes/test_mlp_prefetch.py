@@ -14,6 +14,7 @@ from ascend_opt_passes.mlp_prefetch import (  # noqa: E402
     GraphsWherePrefetched,
     MlpPrefetch,
     NativePrefetchOff,
+    NoAllReducePattern,
 )
 
 HIDDEN, INTERMEDIATE = 8, 12
@@ -458,6 +459,27 @@ def test_graph_only_needs_an_engine_that_captures(where, eager, mode, refused):
         compilation_config=Namespace(cudagraph_mode=Namespace(name=mode)),
     )
     reason = GraphsWherePrefetched().unmet(config, Namespace(where=where))
+    assert (reason is None) if refused is None else (refused in (reason or ""))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "switches", "gate_up_bytes", "refused"),
+    [
+        (2, {"enable_sp": True}, 1, "pass_config.enable_sp"),
+        (2, {"fuse_allreduce_rms": True}, 1, "pass_config.fuse_allreduce_rms"),
+        (2, {"enable_sequence_parallelism": True}, 1, "pass_config.enable_sequence_parallelism"),
+        (2, {"enable_sp": None, "fuse_allreduce_rms": False}, 1, None),
+        (2, {"enable_sp": True}, 0, None),
+        (1, {"enable_sp": True}, 1, None),
+    ],
+)
+def test_leaves_all_reduce_patterns_alone(ranks, switches, gate_up_bytes, refused):
+    """Refused where a fusion of all-reduce and RMSNorm would no longer match, and told why."""
+    config = engine(
+        parallel_config=Namespace(tensor_parallel_size=ranks),
+        compilation_config=Namespace(pass_config=Namespace(**switches)),
+    )
+    reason = NoAllReducePattern().unmet(config, Namespace(gate_up_bytes=gate_up_bytes))
     assert (reason is None) if refused is None else (refused in (reason or ""))
 
 

@@ -3,7 +3,7 @@
 Run by test_triton_interpreter.py in a process of its own, or by hand with TRITON_INTERPRET=1.
 """
 # Kernels are as Triton wants them: constants in capitals, and their docstring in the test.
-# ruff: noqa: D103, N803
+# ruff: noqa: N803
 
 import pytest
 import torch
@@ -156,14 +156,14 @@ def test_block_sizes_need_not_be_powers_of_two(stream):
 def store_where(t, k, y, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     some = (tl.load(t) != 0.0) & (at < 3)
-    tl.store(y + at, 1.0, mask=some & (tl.load(k) > 4))
+    tl.store(y + at, 1.0, mask=(tl.load(k) > 4) & some)
 
 
 @pytest.mark.parametrize(
     ("t", "k", "expected"), [(0.5, 5, [1, 1, 1, 0]), (0.0, 5, [0] * 4), (0.5, 4, [0] * 4)]
 )
 def test_comparisons_of_scalars_are_masks(stream, t, k, expected):
-    """A scalar comparison, of floats or integers, joins a block's mask from either side."""
+    """A scalar comparison, of floats or of integers, joins the mask of a block."""
     y = torch.zeros(4)
 
     store_where[(1,)](torch.tensor([t]), torch.tensor([k]), y, BLOCK=4)
@@ -287,3 +287,25 @@ def test_a_failing_kernel_is_named(stream):
     double[(1,)](torch.ones(4), y, 4, BLOCK=4)
     stream.synchronize()
     assert y.tolist() == [2] * 4
+
+
+@triton.jit
+def scaled(v, factor):
+    return v * factor
+
+
+@triton.jit
+def scale_in_a_loop(x, y, BLOCK: tl.constexpr):
+    for start in tl.range(0, 8, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(y + at, scaled(tl.load(x + at), tl.num_programs(0)) + tl.program_id(0))
+
+
+def test_device_functions_and_programs(stream):
+    """A kernel may call another jitted function; programs run in order and know their number."""
+    x, y = torch.arange(8.0), torch.zeros(8)
+
+    scale_in_a_loop[(3,)](x, y, BLOCK=4)
+    stream.synchronize()
+
+    assert torch.equal(y, 3 * x + 2)  # what the last program left

@@ -1,0 +1,93 @@
+"""sync-elision in the real vllm-ascend, over the simulated device with late delivery."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from npu.conftest import Simulate, read_result
+
+from ascend_opt.simnpu.installation import Installation
+
+PROGRAM = Path(__file__).with_name("phases_program.py")
+PHASES = "off,sync-elision,off,nowait"
+# The cache holds 11 usable blocks; the workload wants up to 16, so requests are preempted.
+FEW_BLOCKS = json.dumps({"num_gpu_blocks_override": 12})
+V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_ASCEND_OPT": ""}
+# What upstream's copy takes: `wait_stream` (a record and a wait), the copy, its own record; and the
+# host's wait for it in the next step.
+ELIDED = {
+    "memcpy_async_d2h": 1,
+    "record_event": 2,
+    "stream_wait_event": 1,
+    "sync_event": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def waits(installation: Installation) -> bool:
+    """Whether the installed release waits in every step."""
+    return installation.release.name == "0.26.0rc1"
+
+
+@pytest.fixture(scope="module")
+def phases(simulate: Simulate, tiny_model: Path) -> dict[str, Any]:
+    """One engine, the same requests unpatched, patched, unpatched again, and wrongly patched."""
+    environ = {**ONE_PROCESS, **V2}
+    return read_result(simulate(PROGRAM, str(tiny_model), PHASES, FEW_BLOCKS, environ=environ))
+
+
+def test_the_workload_is_hard_enough(phases: dict[str, Any]) -> None:
+    """Requests are preempted in it, and Model Runner V2 serves it."""
+    assert phases["runner"] == "vllm_ascend.worker.v2.model_runner.NPUModelRunner"
+    assert phases["off"]["preempted"]
+
+
+def test_every_token_is_the_same(phases: dict[str, Any]) -> None:
+    """Chunked prefill, batch changes and preemption included, while copies arrive late."""
+    assert phases["sync-elision"]["tokens"] == phases["off"]["tokens"]
+
+
+def test_each_step_is_without_the_copy_and_the_wait_and_otherwise_the_same(
+    phases: dict[str, Any], waits: bool
+) -> None:
+    """One D2H copy, one event wait and one stream wait fewer where upstream waits; else nothing."""
+    off, on = (phases[key]["steps"] for key in ("off", "sync-elision"))
+    expected = Counter(ELIDED) if waits else Counter()
+    differences = [Counter(a["calls"]) - Counter(b["calls"]) for a, b in zip(off, on, strict=True)]
+    added = [Counter(b["calls"]) - Counter(a["calls"]) for a, b in zip(off, on, strict=True)]
+    assert set(map(json.dumps, map(dict, added))) == {"{}"}
+    # The first step waits for a copy of the phase before it.
+    assert all(found == expected for found in differences[1:-1])
+
+
+def test_it_was_on_and_says_what_it_did(phases: dict[str, Any], waits: bool) -> None:
+    """Active, with one count for each elided wait, and rows kept in steady decode."""
+    status = phases["sync-elision"]["states"]["sync-elision"]
+    assert status["state"] == "active"
+    counters = status["counters"]
+    assert counters["held"] == counters["steps"] > 0
+    assert (counters.get("waits_elided", 0) == counters["steps"]) == waits
+    assert counters["rows_kept"] > 0
+
+
+def test_disabled_it_leaves_the_driver_calls_as_they_were(phases: dict[str, Any]) -> None:
+    """After `disable`, in the same engine, every step makes the unpatched calls again."""
+    before, after = (phases[key] for key in ("off", "off-2"))
+    assert after["tokens"] == before["tokens"]
+    assert [s["calls"] for s in after["steps"]][1:] == [s["calls"] for s in before["steps"]][1:]
+
+
+def test_the_wrong_patch_is_caught(phases: dict[str, Any], waits: bool) -> None:
+    """Not to wait but to read the old buffer gives wrong tokens on this bed."""
+    if not waits:
+        pytest.skip("this release does not wait")
+    assert phases["nowait"]["tokens"] != phases["off"]["tokens"]
+
+
+def test_inapplicable_on_model_runner_v1(simulate: Simulate, tiny_model: Path) -> None:
+    """Model Runner V1 has nothing to elide, and the pass says so."""
+    result = read_result(simulate(PROGRAM, str(tiny_model), "sync-elision", environ=ONE_PROCESS))
+    assert "Model Runner V1" in result["sync-elision"]["error"]
