@@ -1,6 +1,7 @@
 """The environment of a program under simnpu, and starting one."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,8 +65,29 @@ def environment(
 
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command in an environment of :func:`environment` and return its exit code."""
-    return subprocess.run(command, env=dict(environ), check=False).returncode
+    """Run a command in an environment of :func:`environment` and return its exit code.
+
+    A termination signal is passed on. An interrupt from a terminal reaches the command by itself,
+    and how to end is its own decision.
+
+    Returns:
+        The exit code as a shell gives it: 128 + n for a command that signal n ended.
+    """
+    with subprocess.Popen(command, env=dict(environ)) as process:
+
+        def pass_on(number: int, frame: object) -> None:
+            process.send_signal(number)
+
+        before = [
+            signal.signal(signal.SIGTERM, pass_on),
+            signal.signal(signal.SIGINT, signal.SIG_IGN),
+        ]
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+                signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
 
 
 def _joined(old: str | None, *new: Path) -> str:

@@ -43,9 +43,15 @@ def npu_paged_attention(
         workspace: Ignored.
 
     Raises:
-        ValueError: If there are more context lengths than queries or block table rows.
+        ValueError: If there are more context lengths than queries or block table rows, or the cache
+            has another number of heads.
     """
     del workspace
+    if key_cache.shape[2] != num_kv_heads:
+        raise ValueError(
+            f"{_OP}: num_kv_heads={num_kv_heads} over a cache of shape {tuple(key_cache.shape)}; "
+            "expected [blocks, block_size, num_kv_heads, d]"
+        )
     lengths = context_lens.tolist()
     rows = min(query.shape[0], block_table.shape[0])
     if len(lengths) > rows:
@@ -57,8 +63,7 @@ def npu_paged_attention(
     outputs = out.view(out.shape[0], num_heads, -1)
     for i, length in enumerate(lengths):
         key, value = (
-            read_pages(_OP, cache, block_table[i], length).reshape(length, num_kv_heads, -1)
-            for cache in (key_cache, value_cache)
+            read_pages(_OP, cache, block_table[i], length) for cache in (key_cache, value_cache)
         )
         row, _ = attend(queries[i : i + 1], key, value, scale=scale_value, visibility=Visibility())
         outputs[i].copy_(row[0])

@@ -449,3 +449,27 @@ def test_bad_tables_are_refused():
         call(actual_seq_lengths_kv=None)
     with pytest.raises(NotImplementedError, match="NZ"):
         call(key=torch.zeros(3, 2, 1, 4, 4))
+
+
+def test_paged_attention_refuses_what_does_not_fit():
+    """Another number of key heads, or more sequences than queries, is named."""
+    pages = Paged([5, 3], 2, 6, block_size=4)
+    query = make_tensor(1, 4, 6)
+
+    def call(kv_heads, rows):
+        KERNELS["atb::_npu_paged_attention"](
+            query[:rows],
+            pages.keys,
+            pages.values,
+            kv_heads,
+            4,
+            SCALE,
+            pages.table,
+            torch.tensor(pages.lengths),
+            torch.empty(rows, 4, 6),
+        )
+
+    with pytest.raises(ValueError, match="num_kv_heads=4 over a cache"):
+        call(4, 1)
+    with pytest.raises(ValueError, match="2 context lengths for 1 queries"):
+        call(2, 1)

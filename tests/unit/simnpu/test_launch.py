@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -49,6 +50,13 @@ def test_run_gives_back_the_program_s_exit_code(
     program = "import os, sys; sys.exit(int(os.environ['SIMNPU']) + len(sys.argv))"
     done = CliRunner().invoke(cli.simnpu, ["run", "--", "python", "-c", program, "--trace"])
     assert done.exit_code == 3
+
+
+def test_termination_is_passed_on_and_reported_as_a_shell_would() -> None:
+    """Ending the launcher ends the program: no engine is left behind."""
+    program = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(30)"
+    code = launch.run([sys.executable, "-S", "-c", program], dict(os.environ))
+    assert code == 128 + signal.SIGTERM
 
 
 def test_unsupported_set_is_reported_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
