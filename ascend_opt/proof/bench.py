@@ -23,7 +23,7 @@ from ascend_opt import registry
 from ascend_opt.base import Kind
 from ascend_opt.errors import NotApplicableError
 from ascend_opt.proof.activity import Activity, activities
-from ascend_opt.proof.engine_run import Batch, EngineProcess
+from ascend_opt.proof.engine_run import Batch, EngineProcess, EngineRunError
 from ascend_opt.proof.intervals import CONFIDENCE, Paired, least_rounds, paired
 from ascend_opt.proof.runner import Requests, Runner, as_plain, effects
 from ascend_opt.proof.timing import EXTENSION
@@ -31,6 +31,11 @@ from ascend_opt.proof.timing import EXTENSION
 WARM_UP = 2
 BLOCKS = 2
 """Of rounds, each with engines of its own, where they run in turn."""
+
+_NO_ROOM = (
+    "An unpatched engine was running beside it: give each less than half of the device's memory "
+    "(-- --gpu-memory-utilization 0.45), or say --in-turn."
+)
 
 OFF, ON = "off", "on"
 
@@ -201,7 +206,12 @@ class _Bench:
                     ("--worker-extension-cls", EXTENSION) if self.targets else (),
                 )
             )
-            facts = engine.started()
+            try:
+                facts = engine.started()
+            except EngineRunError as error:
+                if self._started == 1 or self.plan.in_turn:
+                    raise
+                raise EngineRunError(f"{error}\n{_NO_ROOM}") from None
         self.facts = {key: value for key, value in facts.items() if key != "start_s"}
         if self.targets:
             found = engine.ask("time", targets=self.targets)

@@ -46,9 +46,11 @@ def draw(found: Benchmark) -> Any:
             )
         axis.set_xticks(range(len(loads)), loads, rotation=30, ha="right")
         axis.set_xlabel("requests x input+output tokens")
-        axis.set_title(f"{name}: change with the passes ({better} is better)", fontsize=10)
-        axis.set_ylabel("%")
-    axes[0][-1].legend(fontsize=8)
+        axis.set_title(f"{name} ({better} is better)", fontsize=10)
+        axis.set_ylabel("change with the passes, %")
+    # Once for all panels, above them, where it covers no point.
+    handles, texts = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="outside upper center", ncols=4, fontsize=8)
     return figure
 
 

@@ -239,6 +239,14 @@ PASSES = """
         def init(self, wrapped, layer, args, kwargs):
             return wrapped(*args)
 
+    class CrashAtStart(Base):
+        '''End the process before it can serve.'''
+        name = "crash-at-start"
+
+        @patch("vllm.model:Runner.__init__")
+        def init(self, wrapped, runner, args, kwargs):
+            os._exit(1)
+
     @dataclass(frozen=True)
     class Speed:
         speed: int = 1
@@ -254,7 +262,7 @@ PASSES = """
 
     @hookimpl
     def ascend_opt_passes():
-        return [Right, WrongLayer, Crash, First, Second, Idle, Fast]
+        return [Right, WrongLayer, Crash, First, Second, Idle, CrashAtStart, Fast]
 """
 
 

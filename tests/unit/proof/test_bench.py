@@ -56,6 +56,13 @@ def test_what_is_not_on_is_not_measured(light_vllm: Invoke) -> None:
     assert "nothing to measure with idle" in result.stderr
 
 
+def test_a_second_engine_without_room_gets_advice(light_vllm: Invoke) -> None:
+    """If the engine beside the unpatched one dies, the error says how to make room."""
+    result = light_vllm("bench", "--enable=crash-at-start", *QUICK)
+    assert result.exit_code == 2
+    assert "--gpu-memory-utilization 0.45), or say --in-turn" in result.stderr
+
+
 def test_a_sweep_has_a_cell_for_each_value_and_load(light_vllm: Invoke) -> None:
     """Every candidate meets every load."""
     result = light_vllm(

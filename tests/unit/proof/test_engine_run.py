@@ -18,7 +18,7 @@ from ascend_opt.reporting import started_at
 
 # Speaks the engine's protocol without an engine. Its first prompt is what it is to do.
 CHILD = """
-import json, os, subprocess, sys, time
+import json, os, signal, subprocess, sys, time
 answers = open(sys.argv[2], "a")
 def say(kind, **content):
     print(json.dumps({"kind": kind, **content}), file=answers, flush=True)
@@ -36,7 +36,9 @@ for line in sys.stdin:
         say("input", message="no such flag")
         sys.exit(2)
     if what == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which the child inherits
         child = subprocess.Popen(["sleep", "1000"])
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         print(f"child {child.pid}", flush=True)
         time.sleep(1000)
     for index, prompt in reversed(list(enumerate(command["prompts"]))):
