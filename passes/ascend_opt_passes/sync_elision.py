@@ -313,7 +313,11 @@ class _Lengths:
         return False
 
     def _same_batch(self, scheduler_output: Any, req_ids: list[str]) -> bool:
-        """Return whether this is the last batch again, each request on its row, one token each."""
+        """Return whether this is the last batch again, each request on its row, one token each.
+
+        A request gets its row in the step that first schedules it, so no change of rows passes by
+        unseen between two calls.
+        """
         cached = scheduler_output.scheduled_cached_reqs
         num_tokens = scheduler_output.total_num_scheduled_tokens
         return (
@@ -329,16 +333,16 @@ class _Lengths:
     def _fill_any(self, scheduler_output: Any, req_ids: list[str]) -> None:
         cached = scheduler_output.scheduled_cached_reqs
         rows = None
-        mirrored = True
+        # Steady decode reads the mirror. Where upstream has the counts from the device, keep no
+        # batch before the mirror was seen to hold what the scheduler sent.
+        mirrored = not self._waits
         if cached.req_ids and not self._shared:
             cached_rows = self._rows_of(cached.req_ids)
-            mirrored = False
-            if self._mirror is not None:
-                counts = self._mirror[cached_rows]
-                # Where upstream has the counts from the device, the scheduler's list decides.
-                mirrored = not self._waits or counts.tolist() == cached.num_computed_tokens
-            if not mirrored:
-                counts = self._fromiter(cached.num_computed_tokens, "i4", len(cached_rows))
+            counts = None if self._mirror is None else self._mirror[cached_rows]
+            if self._waits:
+                mirrored = counts is not None and counts.tolist() == cached.num_computed_tokens
+                if not mirrored:
+                    counts = self._fromiter(cached.num_computed_tokens, "i4", len(cached_rows))
             self._counts[cached_rows] = counts
             if req_ids == cached.req_ids:
                 rows = cached_rows

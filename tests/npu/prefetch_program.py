@@ -1,7 +1,7 @@
 """Steps an engine on the simulated device and prints what each step made the driver prefetch.
 
-Usage: ``prefetch_program.py MODEL KEYWORDS_AS_JSON PARAMETERS_AS_JSON [LENGTH...]``; null leaves the
-pass off, and the lengths are those of the prompts.
+Usage: ``prefetch_program.py MODEL KEYWORDS_AS_JSON PARAMETERS_AS_JSON [LENGTH...]``; null leaves
+the pass off, and the lengths are those of the prompts.
 """
 
 import json

@@ -147,7 +147,7 @@ def test_a_prefetch_lies_between_its_trigger_and_what_hides_it(
     assert all("swiglu" in name for name in others), others
 
 
-@pytest.mark.parametrize("mode", ["full-graph", "default"], indirect=False)
+@pytest.mark.parametrize("mode", ["full-graph", "default"])
 def test_every_capture_is_joined(mode: str, run: Run, traces: Path) -> None:
     """Each captured graph or piece with prefetches waits for the side stream before it ends."""
     patched(mode, run)

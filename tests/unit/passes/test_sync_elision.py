@@ -214,6 +214,8 @@ class TestLengths:
     def test_without_a_mirror_every_batch_is_filled_from_the_scheduler(self) -> None:
         """VLLM before 0.20."""
         runner, instance = Runner(mirror=False), make_pass()
+        new = output(DECODE, {}, scheduled_new_reqs=[object()] * 3)
+        step(instance, runner, new, ["a", "b", "c"])
         for i in range(3):
             counts = {"a": 10 + i, "b": 20 + i, "c": 30 + i}
             step(instance, runner, output(DECODE, counts), ["a", "b", "c"])
@@ -225,6 +227,16 @@ class TestLengths:
         named = {"scheduler_output": output({"a": 1}, {"a": 10}), "req_ids": ["a"]}
         make_pass().update_seq_lens(None, runner, (), named)
         assert runner.seq_lens == [11, 77, 77, 77]
+
+    def test_a_mirror_that_was_never_compared_is_not_read(self) -> None:
+        """A batch of new requests alone says nothing about the mirror, so it is not kept."""
+        runner, instance = Runner(), make_pass()
+        new = output(DECODE, {}, scheduled_new_reqs=[object()] * 3)
+        instance.update_seq_lens(None, runner, (new, ["a", "b", "c"]), {})
+        args = (output(DECODE, {"a": 40, "b": 50, "c": 60}), ["a", "b", "c"])
+        instance.update_seq_lens(None, runner, args, {})
+        assert runner.seq_lens == [41, 51, 61, 77]
+        assert instance.counters["rows_kept"] == 0
 
 
 class TestGates:
