@@ -12,7 +12,7 @@ import pytest
 
 from ascend_opt.targets import Target, locate
 
-MLP = "vllm.model_executor.models.qwen2:Qwen2MLP.forward"
+ATTENTION = "vllm.model_executor.models.qwen3:Qwen3Attention.forward"
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model"
 
 PACKAGE = """
@@ -23,10 +23,10 @@ PACKAGE = """
         name = "wrong-layer"
         origin = remove_when = "test"
 
-        @host_patch("{mlp}", known={{"{mlp_hash}": "here"}})
-        def forward(self, wrapped, mlp, args, kwargs):
+        @host_patch("{attention}", known={{"{attention_hash}": "here"}})
+        def forward(self, wrapped, attention, args, kwargs):
             self.counters["steps"] += 1
-            return wrapped(*args, **kwargs) * (5 if ".1." in mlp.gate_up_proj.prefix else 1)
+            return wrapped(*args, **kwargs) * (5 if ".1." in attention.qkv_proj.prefix else 1)
 
         @host_patch("{runner}", known={{"{runner_hash}": "here"}})
         def execute_model(self, wrapped, runner, args, kwargs):
@@ -49,8 +49,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A third party's distribution, and two prompts."""
     path = tmp_path_factory.mktemp("proof")
     text = PACKAGE.format(
-        mlp=MLP,
-        mlp_hash=fingerprint_of(MLP),
+        attention=ATTENTION,
+        attention_hash=fingerprint_of(ATTENTION),
         runner=RUNNER,
         runner_hash=fingerprint_of(RUNNER),
     )
@@ -107,4 +107,4 @@ def test_bisect_finds_the_wrong_target(directory: Path) -> None:
     )
     assert code == 1, errors
     assert found["passes"] == ["wrong-layer"]
-    assert found["targets"] == [["wrong-layer", MLP]]
+    assert found["targets"] == [["wrong-layer", ATTENTION]]
