@@ -1,9 +1,13 @@
 """bench: the passes off and on by turns, in one run, on the same requests.
 
-Two engines live side by side, one without and one with the passes, and take turns: off on, on
-off, off on, … Whatever slows the machine down for a while slows both arms, and a drift favours
-neither. A round is one batch of requests; both arms of a pair get the same prompts, and no two
-pairs share one, so no prefix cache helps.
+Two engines live side by side, one without and one with the passes, and take turns: off, on, off,
+on, … Whatever slows the machine down for a while slows both arms. A round is one batch of
+requests; both arms of a pair get the same prompts, and no two pairs share one, so no prefix cache
+helps.
+
+A change of turns disturbs: threads of the engine that has just finished go on spinning for a
+while (OpenMP's for 200 ms), and the other has to wake up. So turns are strictly alternating, which
+treats both arms alike, and each begins with a pause and a short request that is not measured.
 
 Where the device has no room for two engines they run in turn instead, and are started anew for
 each block of rounds.
@@ -14,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -29,9 +34,12 @@ from ascend_opt.proof.runner import Requests, Runner, as_plain, effects
 from ascend_opt.proof.timing import EXTENSION
 
 WARM_UP = 2
+SETTLE_S = 0.4
+LEAD_IN_TOKENS = 4
 BLOCKS = 2
 """Of rounds, each with engines of its own, where they run in turn."""
 
+_LEAD_IN_SEED = -(10**9)  # far from those of the rounds
 _NO_ROOM = (
     "An unpatched engine was running beside it: give each less than half of the device's memory "
     "(-- --gpu-memory-utilization 0.45), or say --in-turn."
@@ -225,6 +233,11 @@ class _Bench:
             {"random": load.input_len, "seed": number * load.num_requests + index}
             for index in range(load.num_requests)
         ]
+        time.sleep(SETTLE_S)
+        lead_in = {"random": load.input_len, "seed": _LEAD_IN_SEED - number}
+        engine.generate([lead_in], min(LEAD_IN_TOKENS, load.output_len))
+        if self.targets:
+            engine.ask("times")  # from here on
         batch = engine.generate(prompts, load.output_len)
         values = measured(batch)
         if self.targets:
@@ -276,8 +289,7 @@ class _Bench:
                             self.warm_up(on, load)
                             self.check(on, candidate)
                             for number in range(self.plan.rounds):
-                                for arm in turns(number):
-                                    engine = off if arm == OFF else on
+                                for arm, engine in ((OFF, off), (ON, on)):
                                     self.keep(cell, arm, self.round(engine, load, number))
                                     self.runner.progress.waiting()
                         yield cell
@@ -287,7 +299,8 @@ class _Bench:
             cells = {load: Cell(candidate.label, load) for load in self.plan.loads}
             for block in range(BLOCKS):
                 numbers = range(self.plan.rounds)[block::BLOCKS]
-                for arm in turns(block):
+                # The second block the other way round, so that a drift favours neither arm.
+                for arm in (ON, OFF) if block % 2 else (OFF, ON):
                     with ExitStack() as one:
                         engine = self.start(one, arm, candidate)
                         for load, cell in cells.items():
@@ -338,11 +351,6 @@ def bench(
         },
         notes=tuple(work.notes),
     )
-
-
-def turns(number: int) -> tuple[str, str]:
-    """Return the order of the arms in a pair: every other one is turned round."""
-    return (ON, OFF) if number % 2 else (OFF, ON)
 
 
 def measured(batch: Batch) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ class Side:
     Attributes:
         token: Token id, or None where the run had no token there.
         text: The token as text, where known.
-        logprob: Its logprob in this run (nats), or None if unknown.
+        logprob: Its logprob in this run (nats), or None if unknown or not finite.
         other_logprob: The logprob that this run gave to the other run's token; None if that was
             not among its `LOGPROBS` most likely.
     """
@@ -85,7 +86,7 @@ class Comparison:
             tokens differ, that, else the first logprob out of tolerance.
         tokens: Tokens that were compared.
         tokens_equal: Of these, how many are equal (all after a difference count as different).
-        max_logprob_difference: Largest difference of a chosen token's logprob (nats), over
+        max_logprob_difference: Largest finite difference of a chosen token's logprob (nats), over
             positions before the first token that differs; None without logprobs.
     """
 
@@ -126,8 +127,9 @@ def compare(expected: Outcome, found: Outcome, tolerance: float = TOLERANCE) -> 
         apart = _apart(*here, same)
         total += length
         equal += same
-        if apart:
-            largest = max(largest or 0.0, *apart)
+        known = [distance for distance in apart if math.isfinite(distance)]
+        if known:
+            largest = max(largest or 0.0, *known)
         if same < length:
             position, differ = same, True
         else:
@@ -181,6 +183,10 @@ def _side(
     return Side(
         token=tokens[position],
         text=chosen[2] if chosen else None,
-        logprob=chosen[1] if chosen else None,
-        other_logprob=other[1] if other else None,
+        logprob=_finite(chosen[1]) if chosen else None,
+        other_logprob=_finite(other[1]) if other else None,
     )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN

@@ -136,7 +136,7 @@ class _Engine:
         }
 
     def generate(self, command: dict[str, Any], answers: _Answers) -> float:
-        """Generate; every finished request is one answer. Returns the seconds it all took."""
+        """Generate; every finished request is one answer. Returns the seconds to the last token."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -163,10 +163,11 @@ class _Engine:
             outputs = self._engine.step()
             now = time.perf_counter()
             for output in outputs:
-                collected[output.request_id].take(output, now)
-        for request in collected.values():
-            answers.write("finished", **request.as_plain())
-        return time.perf_counter() - begun
+                request = collected[output.request_id]
+                request.take(output, now)
+                if output.finished:
+                    answers.write("finished", **request.as_plain())
+        return max(request.last for request in collected.values()) - begun
 
     def time_targets(self, targets: list[str]) -> str | None:
         """Have the workers time calls of some targets; return why some cannot be timed."""
@@ -231,7 +232,7 @@ class _Collected:
         self._tokens: list[int] = []
         self._logprobs: list[list[list[Any]]] = []
         self._added = time.perf_counter()
-        self._first = self._last = self._added
+        self._first = self.last = self._added
 
     def take(self, output: Any, now: float) -> None:
         completion = output.outputs[0]
@@ -239,7 +240,7 @@ class _Collected:
             return
         if not self._tokens:
             self._first = now
-        self._last = now
+        self.last = now
         self._tokens += completion.token_ids
         for token, candidates in zip(completion.token_ids, completion.logprobs or (), strict=False):
             chosen_first = sorted(candidates.items(), key=lambda item: item[0] != token)
@@ -252,7 +253,7 @@ class _Collected:
             "logprobs": self._logprobs,
             "prompt_tokens": self._prompt_tokens,
             "first_s": self._first - self._added,
-            "last_s": self._last - self._added,
+            "last_s": self.last - self._added,
         }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ascend_opt.proof.bench import Benchmark, Cell, metric
-from ascend_opt.proof.intervals import Paired, percent, sentence
+from ascend_opt.proof.intervals import CONFIDENCE, Paired, percent, sentence
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
 
@@ -56,6 +56,14 @@ def rows(cells: Iterable[Cell]) -> list[Row]:
     return found
 
 
+def by_chance(count: int) -> str:
+    """Return what to keep in mind when reading many intervals at once."""
+    return (
+        f"{count} intervals of {CONFIDENCE:.0%}: where nothing differs, about "
+        f"{count * (1 - CONFIDENCE):.1f} of them would still exclude 0%."
+    )
+
+
 def verdict(compared: Paired, higher_is_better: bool) -> str:
     """Return `same` where no difference was seen, else `better` or `worse`."""
     if not compared.differs:
@@ -73,9 +81,11 @@ def html(found: Benchmark, svg: str) -> str:
     import jinja2
 
     template = jinja2.Environment(autoescape=True).from_string(_TEMPLATE.read_text())
+    lines = rows(found.cells)
     page: str = template.render(
         labels=list(found.passes),
-        rows=rows(found.cells),
+        rows=lines,
+        by_chance=by_chance(len(lines)),
         svg=svg,
         setup=found.setup,
         facts=found.facts,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ascend_opt.proof.bench import Benchmark
 from ascend_opt.proof.bisect import Bisection
-from ascend_opt.proof.report import rows
+from ascend_opt.proof.report import by_chance, rows
 from ascend_opt.proof.verify import Verdict, Verification
 from ascend_opt.render import console, table
 
@@ -73,6 +73,7 @@ def bisection(found: Bisection) -> None:
 def benchmark(found: Benchmark) -> None:
     """Print what `bench` measured."""
     out = console()
+    lines = rows(found.cells)
     headings = ("candidate", "load", "metric", "off", "on", "change", "interval", "what it says")
     out.print(
         table(
@@ -89,10 +90,11 @@ def benchmark(found: Benchmark) -> None:
                     row.interval,
                     "no difference seen" if row.verdict == "same" else row.verdict,
                 )
-                for row in rows(found.cells)
+                for row in lines
             ],
         )
     )
+    out.print(by_chance(len(lines)))
     for note in found.notes:
         out.print(note, markup=False)
 

@@ -152,9 +152,10 @@ VLLM = {
                     logprob = Space(logprob=-0.5, decoded_token=chr(token))
                     logprobs = [{token: logprob}] if sampling.logprobs else None
                     completion = Space(token_ids=[token], logprobs=logprobs)
-                    outputs.append(Space(request_id=name, outputs=[completion]))
+                    last = done + 1 == sampling.max_tokens
+                    outputs.append(Space(request_id=name, outputs=[completion], finished=last))
                     request[0], request[2] = token - 32, done + 1
-                    if done + 1 == sampling.max_tokens:
+                    if last:
                         del self.requests[name]
                 return outputs
 

@@ -11,7 +11,7 @@ import yaml
 from click.testing import Result
 
 from ascend_opt.errors import ParameterError, UnknownPassError
-from ascend_opt.proof.bench import METRICS, TPOT, Benchmark, Cell, Load, measured, turns
+from ascend_opt.proof.bench import METRICS, TPOT, Benchmark, Cell, Load, measured
 from ascend_opt.proof.engine_run import Batch, Generated
 from ascend_opt.proof.report import html, rows
 from ascend_opt.proof.sweep import SweepError, candidates, loads
@@ -19,6 +19,12 @@ from ascend_opt.proof.tune import as_yaml, choose
 
 Invoke = Callable[..., Result]
 pytest_plugins = ("light",)
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ascend_opt.proof.bench.SETTLE_S", 0.0)
+
 
 QUICK = ("--num-requests=2", "--input-len=4", "--output-len=3")
 SLOW_ENGINE = ("--", "--work-s", "0.02")
@@ -35,7 +41,7 @@ def test_a_pass_that_saves_time_is_seen_to(light_vllm: Invoke, tmp_path: Path) -
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"result.json", "report.html", "plot.png", "plot.svg", "rounds.jsonl"}
     order = [json.loads(x)["arm"] for x in (tmp_path / "out" / "rounds.jsonl").open()]
-    assert order[:6] == ["off", "on", "on", "off", "off", "on"]
+    assert order == ["off", "on"] * 12
 
 
 def test_engines_in_turn_measure_the_same(light_vllm: Invoke) -> None:
@@ -123,11 +129,6 @@ def test_an_interrupt_keeps_the_rounds_so_far(
     assert result.exit_code == 130
     assert "rounds.jsonl" in result.stderr.rpartition("Kept in ")[2]
     assert len((tmp_path / "out" / "rounds.jsonl").read_text().splitlines()) == 3
-
-
-def test_the_arms_take_turns_at_going_first() -> None:
-    """A drift favours neither arm."""
-    assert [turns(number) for number in range(3)] == [("off", "on"), ("on", "off"), ("off", "on")]
 
 
 def test_the_metrics_of_a_batch() -> None:
@@ -243,6 +244,7 @@ def test_the_report_stands_alone() -> None:
     assert "href=" not in page
     assert "a &lt;b&gt;" in page
     assert rows(found.cells)[0].sentence in page
+    assert "3 intervals of 95%: where nothing differs, about 0.2 of them" in page
     assert "&#34;TPOT&#34;" in page  # the raw rounds
 
 

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -44,7 +45,9 @@ def test_logprobs_are_held_to_the_tolerance(gap: float, equal: bool) -> None:
 
 def test_nan_is_never_within_the_tolerance() -> None:
     """A kernel that gives NaN is caught, though NaN compares as neither less nor more."""
-    assert not compare(outcome([65]), outcome([65], logprob=math.nan), tolerance=1e9).equal
+    found = compare(outcome([65]), outcome([65], logprob=math.nan), tolerance=1e9)
+    assert not found.equal
+    assert "NaN" not in json.dumps(found.as_dict())  # which JSON does not have
 
 
 def test_a_token_difference_goes_before_an_earlier_logprob_difference() -> None:
