@@ -15,6 +15,7 @@ from ascend_opt.simnpu import launch
 from ascend_opt.simnpu.build import BuildError
 from ascend_opt.simnpu.installation import Installation, prepare
 from ascend_opt.simnpu.releases import ReleaseError, find_release
+from ascend_opt.tiny import write_tiny_model
 
 HERE = Path(__file__).parent
 Simulate = Callable[..., subprocess.CompletedProcess[str]]
@@ -84,11 +85,8 @@ def stock(installation: Installation, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Qwen3 in float32."""
-    directory = tmp_path_factory.mktemp("tiny_qwen3")
-    environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    _checked(HERE / "tiny_model.py", (str(directory),), environ)
-    return directory
+    """A tiny random Qwen3; the engines compute it in float32."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny_qwen3"))
 
 
 @pytest.fixture(scope="session")

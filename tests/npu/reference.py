@@ -68,7 +68,8 @@ def next_token(
 def main() -> None:
     torch.set_num_threads(1)  # nothing here is large enough to share
     model = Path(sys.argv[1])
-    weights = load_file(model / "model.safetensors")
+    stored = load_file(model / "model.safetensors")
+    weights = {name: tensor.float() for name, tensor in stored.items()}
     config = json.loads((model / "config.json").read_text())
     tokens = {}
     for index in range(len(engine_program.LENGTHS)):
