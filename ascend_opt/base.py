@@ -147,14 +147,23 @@ class Pass:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # By name, so that a subclass which overrides a patch replaces it.
+        # A subclass that overrides a patching method keeps its target, unless it names another.
         names = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
-        methods = [getattr(cls, name, None) for name in names]
-        cls.patches = tuple(
-            patch
-            for method in methods
-            if isinstance(patch := getattr(method, "__ascend_opt_patch__", None), Patch)
-        )
+        marks = [
+            next(
+                (
+                    patch
+                    for base in cls.__mro__
+                    if isinstance(
+                        patch := getattr(vars(base).get(name), "__ascend_opt_patch__", None), Patch
+                    )
+                ),
+                None,
+            )
+            for name in names
+            if callable(getattr(cls, name, None))
+        ]
+        cls.patches = tuple(patch for patch in marks if patch is not None)
 
     def __init__(self, parameters: Any = None) -> None:
         self.parameters: Any = self.Parameters() if parameters is None else parameters

@@ -83,8 +83,8 @@ class Controller:
             compiled = provided.cls.changes_graph and slot.announced and bool(self._living())
             slot.refuse(
                 State.OFF,
-                "disabled; a model that was compiled or captured before keeps the patched code, "
-                "in which the pass does nothing any more"
+                "disabled; a model that was compiled before keeps calls that do nothing now, and a "
+                "captured graph replays what it captured until the engine is started again"
                 if compiled
                 else "disabled",
             )

@@ -46,6 +46,8 @@ def run(simulate: Simulate, tiny_model: Path, traces: Path) -> Run:
     ) -> dict[str, Any]:
         key = json.dumps([keywords, parameters, lengths, environ])
         if key not in results:
+            if name:
+                (traces / name).mkdir()
             done = simulate(
                 Path(prefetch_program.__file__),
                 str(tiny_model),

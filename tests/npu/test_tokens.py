@@ -31,7 +31,17 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(MODES))
+# One engine takes a minute. The checks run a mode of either runner on each set; `-m ""` runs all.
+EXTENDED = ("v1-full-graph", "v1-default")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(mode, marks=[pytest.mark.extended] if mode in EXTENDED else [])
+        for mode in MODES
+    ],
+)
 def engine(
     request: pytest.FixtureRequest, simulate: Simulate, tiny_model: Path
 ) -> tuple[str, dict[str, Any]]:

@@ -40,7 +40,7 @@ def test_a_subclass_inherits_patches():
 
 
 def test_an_overridden_patch_replaces_the_inherited_one():
-    """It is one patch with the new target, not two; unmarked, it is none."""
+    """It is one patch with the new target, not two; set to None, it is none."""
 
     class Other(Two):
         @host_patch("m:other", known={})
@@ -50,6 +50,16 @@ def test_an_overridden_patch_replaces_the_inherited_one():
         second = None
 
     assert [str(patch.target) for patch in Other.patches] == ["m:other"]
+
+
+def test_an_override_without_a_mark_keeps_the_target():
+    """The patch is not silently lost: the new method does the work."""
+
+    class Other(Two):
+        def first(self, wrapped, instance, args, kwargs):
+            pass
+
+    assert [patch.target for patch in Other.patches] == [patch.target for patch in Two.patches]
 
 
 def test_the_summary_is_the_first_line():
