@@ -42,6 +42,20 @@ class Engine:
     worker: Callable[[], Any]
 
 
+def _all_objects() -> list[Any]:
+    """Return what the garbage collector tracks.
+
+    vLLM freezes its heap once an engine is up, and a frozen object is not listed.
+    """
+    frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        if frozen:
+            gc.freeze()
+
+
 class EngineWatch:
     """Calls back whenever a worker is created in this process.
 
@@ -87,7 +101,7 @@ class EngineWatch:
         # Right after the import there can be none. By type(): asking a proxy for its __class__,
         # as isinstance does, may import what it stands for or raise.
         workers = (
-            [w for w in gc.get_objects() if issubclass(type(w), module.WorkerBase)]
+            [w for w in _all_objects() if issubclass(type(w), module.WorkerBase)]
             if is_complete(module)
             else []
         )

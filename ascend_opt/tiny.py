@@ -194,7 +194,7 @@ def _bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return float32 values as bfloat16 (in uint16), rounded to nearest, ties to even."""
     import numpy as np
 
-    bits = values.astype("<f4").view("<u4")
+    bits: np.ndarray[Any, Any] = values.astype("<f4").view("<u4")
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     upper: np.ndarray[Any, Any] = (rounded >> np.uint32(16)).astype("<u2")
     return upper

@@ -5,7 +5,7 @@ import json
 import logging
 
 import pytest
-from conftest import STEP
+from unit.conftest import STEP
 
 import ascend_opt
 from ascend_opt import ConfigError, ParameterError, control

@@ -4,7 +4,7 @@ import importlib
 from dataclasses import dataclass
 
 import pytest
-from conftest import FORWARD, STEP
+from unit.conftest import FORWARD, STEP
 
 import ascend_opt
 from ascend_opt.config import ENVIRONMENT

@@ -1,6 +1,7 @@
 """The watch on engines: every worker is seen, and nothing of ours stops one by accident."""
 
 import functools
+import gc
 import importlib
 
 import pytest
@@ -33,6 +34,21 @@ def test_a_worker_is_reported_with_its_config_after_its_init(site, watch):
 
     assert (engine.config, engine.rank, engine.running) == (config, 2, False)
     assert engine.worker() is worker
+
+
+def test_a_worker_of_a_frozen_heap_is_seen(base, watch):
+    """VLLM freezes its heap when an engine is up: enabled later, we still see it, and leave it so."""
+    worker = base.WorkerBase(object())
+    gc.freeze()
+    try:
+        watch.arm()
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+    (engine,) = watch.seen
+    assert engine.worker() is worker
+    assert engine.running
 
 
 def test_a_subclass_that_calls_super_is_reported_once(base, watch):

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 import wrapt
-from conftest import FORWARD, STEP
+from unit.conftest import FORWARD, STEP
 
 import ascend_opt
 from ascend_opt import RevertError

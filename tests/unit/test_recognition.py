@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from conftest import FORWARD, STEP
+from unit.conftest import FORWARD, STEP
 
 from ascend_opt.recognition import Action, judge, recognise_all
 

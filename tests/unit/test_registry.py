@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pluggy
 import pytest
-from conftest import GREETER, STEP
+from unit.conftest import GREETER, STEP
 
 from ascend_opt import DuplicatePassError, UnknownPassError, hookimpl, registry
 from ascend_opt.registry import EntryPoint, entry_points, load

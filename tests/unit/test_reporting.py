@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import GREETER
+from unit.conftest import GREETER
 
 from ascend_opt import reporting
 from ascend_opt.reporting import Reporter, read_records, run_directory, started_at

@@ -4,7 +4,7 @@ import threading
 from importlib import metadata
 
 import pytest
-from conftest import GREETER, STEP
+from unit.conftest import GREETER, STEP
 
 import ascend_opt
 from ascend_opt import NotApplicableError, control, registry
