@@ -37,7 +37,7 @@ def test_a_worker_is_reported_with_its_config_after_its_init(site, watch):
 
 
 def test_a_worker_of_a_frozen_heap_is_seen(base, watch):
-    """VLLM freezes its heap when an engine is up: enabled later, we still see it, and leave it so."""
+    """When an engine is up, vLLM freezes its heap; a pass enabled later still sees the engine."""
     worker = base.WorkerBase(object())
     gc.freeze()
     try:
