@@ -256,9 +256,10 @@ def schema(_: bool) -> None:
     default="auto",
     help="npu: vllm-ascend on the simulated driver; cpu: vLLM's CPU build. Default: what is there.",
 )
+@click.option("--svg", type=click.Path(dir_okay=False), help="Also write the tables as a picture.")
 @_as_json
 @_reporting_errors
-def demo(place: str, as_json: bool) -> None:
+def demo(place: str, svg: str | None, as_json: bool) -> None:
     """Run a tiny Qwen3 in the installed vLLM, unpatched and with the passes; compare tokens."""
     from ascend_opt import demo as demonstration
 
@@ -273,8 +274,11 @@ def demo(place: str, as_json: bool) -> None:
     else:
         from ascend_opt import render
 
-        for title, headings, rows in found.tables():
-            _print_rich(render.table(title, headings, rows))
+        tables = [render.table(title, headings, rows) for title, headings, rows in found.tables()]
+        for table in tables:
+            _print_rich(table)
         click.echo(found.note)
+        if svg is not None:
+            render.save_svg(svg, "python -m ascend_opt demo", tables)
     if not found.equal:
         raise SystemExit(1)
