@@ -54,7 +54,8 @@ class Patch:
         known: Fingerprint of a recognised source, to the name of the variant it stands for.
         leave: Variants on which this target is left alone.
         optional: Whether the target may be missing (an older or newer design without it).
-        redo: Whether a call that failed in our code may be repeated with the original.
+        redo: Whether a call that failed in our code, before the original has run, may be
+            repeated with the original.
     """
 
     target: Target
@@ -77,7 +78,8 @@ def host_patch(
     """Mark a method `(self, wrapped, instance, args, kwargs)` as the wrapper around a target.
 
     For eager code only: torch.compile silently bypasses wrapt wrappers. See `Patch` for the
-    arguments. Set `redo=False` where the wrapper has effects that must not happen twice.
+    arguments. `wrapped` is the original, bound; if the wrapper fails after it has run, the caller
+    gets its result. Set `redo=False` where the wrapper has effects that must not happen twice.
     """
     return _mark(Kind.HOST, target, known, leave, optional, redo)
 

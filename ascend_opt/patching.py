@@ -25,8 +25,6 @@ from ascend_opt.targets import innermost, layers, reaches, source_of, whence
 
 logger = logging.getLogger("vllm.ascend_opt")
 
-_BLAME = "raised by ascend_opt pass"
-
 
 @dataclass(frozen=True)
 class Applied:
@@ -185,25 +183,39 @@ def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callab
     def guard(wrapped: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if instance.failure is not None:
             return wrapped(*args, **kwargs)
+        results: list[Any] = []
+        errors: list[BaseException] = []
+
+        def original(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = wrapped(*args, **kwargs)
+            except BaseException as error:
+                errors.append(error)
+                raise
+            results.append(result)
+            return result
+
         try:
-            return method(wrapped, target, args, kwargs)
+            return method(original, target, args, kwargs)
         except Exception as error:
-            if _came_from(error, wrapped):
+            if any(error is own for own in errors):
                 raise
-            # The original called with arguments that it does not take leaves no frame of its own.
             if isinstance(error, TypeError) and not _accepts(wrapped, args, kwargs):
-                raise
+                raise  # the caller's mistake
             instance.fail(f"{patch.target}: {type(error).__name__}: {error}")
+            again = patch.redo and not results
             logger.exception(
                 "ascend_opt: pass %s failed in %s and is now off in this process%s",
                 instance.name,
                 patch.target,
-                "; the call is repeated with the original" if patch.redo else "",
+                "; the call is repeated with the original" if again else "",
             )
-            if not patch.redo:
-                error.add_note(f"{_BLAME} {instance.name!r} in {patch.target}")
-                raise
-            return wrapped(*args, **kwargs)
+            if results:
+                return results[-1]  # the original has run, and must not run twice
+            if again:
+                return wrapped(*args, **kwargs)
+            error.add_note(f"raised by ascend_opt pass {instance.name!r} in {patch.target}")
+            raise
 
     # So that a message about who patched a target names the pass.
     guard.__module__, guard.__qualname__ = method.__module__, method.__qualname__
@@ -218,19 +230,6 @@ def _accepts(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
     except ValueError:  # no signature to be had
         return True
     return True
-
-
-def _came_from(error: BaseException, wrapped: Any) -> bool:
-    """Return whether an error was raised inside what we wrap, another pass included."""
-    if any(note.startswith(_BLAME) for note in getattr(error, "__notes__", ())):
-        return True
-    code = getattr(innermost(wrapped), "__code__", None)
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code is code:
-            return True
-        traceback = traceback.tb_next
-    return False
 
 
 def _stale_bindings(original: Any, module: ModuleType) -> tuple[str, ...]:

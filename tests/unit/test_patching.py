@@ -333,6 +333,33 @@ def test_stale_bindings_are_found_and_named(site, runner):
     assert target.note == "not patched where it was imported by name before: fakevllm.user.mine"
 
 
+@pytest.mark.parametrize("redo", [True, False])
+def test_what_fails_after_the_original_has_run_does_not_run_it_twice(site, runner, redo):
+    """The caller gets the result of the one call, whatever `redo` says; the pass is off."""
+    ran = []
+
+    def late(self, wrapped, instance, args, kwargs):
+        wrapped(*args, **kwargs)
+        raise ZeroDivisionError("ours, afterwards")
+
+    def counting(self, wrapped, instance, args, kwargs):
+        ran.append(args)
+        return wrapped(*args, **kwargs)
+
+    site.provide(
+        site.host(STEP, name="inner", method=counting), site.host(STEP, method=late, redo=redo)
+    )
+    ascend_opt.enable("inner")
+    ascend_opt.enable("greeter")
+
+    assert runner.Runner().step(1) == 2
+    assert ran == [(1,)]
+    assert {s.name: s.state for s in ascend_opt.status()} == {
+        "greeter": "failed",
+        "inner": "active",
+    }
+
+
 @pytest.mark.parametrize("first_out", ["greeter", "second"])
 def test_host_patches_of_two_passes_wrap_one_another(site, runner, first_out):
     """Two of our passes share a host target, and either can go first without harming the other."""
