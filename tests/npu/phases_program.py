@@ -1,8 +1,8 @@
 """Drives one engine through the same requests again and again, with passes switched in between.
 
 Usage: ``phases_program.py MODEL PHASES [KEYWORDS_AS_JSON]``; PHASES is a comma-separated list of
-``off``, ``nowait`` (the wrong patch: no wait, but the old buffer) and names of passes, each of
-which is enabled for its phase alone. Prints tokens, calls of each step and states as JSON.
+``off``, ``nowait`` (the wrong patch: no wait, but the old buffer) and passes joined by ``+``, which
+are enabled for their phase alone. Prints tokens, calls of each step and states as JSON.
 """
 
 import json
@@ -12,6 +12,8 @@ from typing import Any
 from engine_program import ARRIVALS, KEYWORDS, prompt
 
 NUM_TOKENS = 12
+# The engine is eager, where mlp-prefetch does nothing unless it is told to.
+PARAMETERS = {"mlp-prefetch": {"where": "both"}}
 
 
 class NoWait:
@@ -79,14 +81,17 @@ def main() -> None:
             result[key] = drive(engine, key)
             runner.num_computed_tokens_event = event
         else:
+            names = phase.split("+")
             try:
-                ascend_opt.enable(phase)
+                for name in names:
+                    ascend_opt.enable(name, **PARAMETERS.get(name, {}))
             except ascend_opt.NotApplicableError as error:
                 result[key] = {"error": str(error)}
                 continue
             result[key] = drive(engine, key)
             states = {s.name: s.as_dict() for s in ascend_opt.status()}
-            ascend_opt.disable(phase)
+            for name in names:
+                ascend_opt.disable(name)
         result[key]["states"] = states
     print("RESULT " + json.dumps(result), flush=True)
 

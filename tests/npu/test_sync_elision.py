@@ -11,7 +11,9 @@ from npu.conftest import Simulate, read_result
 from ascend_opt.simnpu.installation import Installation
 
 PROGRAM = Path(__file__).with_name("phases_program.py")
-PHASES = "off,sync-elision,off,nowait"
+BOTH = "sync-elision+mlp-prefetch"
+PHASES = f"off,sync-elision,{BOTH},off,nowait"
+LAYERS = 4
 # The cache holds 11 usable blocks; the workload wants up to 16, so requests are preempted.
 FEW_BLOCKS = json.dumps({"num_gpu_blocks_override": 12})
 V2 = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
@@ -73,9 +75,16 @@ def test_it_was_on_and_says_what_it_did(phases: dict[str, Any], waits: bool) -> 
     assert counters["rows_kept"] > 0
 
 
-def test_disabled_it_leaves_the_driver_calls_as_they_were(phases: dict[str, Any]) -> None:
-    """After `disable`, in the same engine, every step makes the unpatched calls again."""
-    before, after = (phases[key] for key in ("off", "off-2"))
+def test_both_passes_together_keep_every_token(phases: dict[str, Any]) -> None:
+    """With mlp-prefetch on as well, each step prefetches two weights a layer; tokens stay."""
+    assert phases[BOTH]["tokens"] == phases["off"]["tokens"]
+    assert {s["calls"].get("cmo_async") for s in phases[BOTH]["steps"]} == {2 * LAYERS}
+    assert {status["state"] for status in phases[BOTH]["states"].values()} == {"active"}
+
+
+def test_disabled_they_leave_the_driver_calls_as_they_were(phases: dict[str, Any]) -> None:
+    """After `disable` of both, in the same engine, every step makes the unpatched calls again."""
+    before, after = (phases[key] for key in ("off", "off-3"))
     assert after["tokens"] == before["tokens"]
     assert [s["calls"] for s in after["steps"]][1:] == [s["calls"] for s in before["steps"]][1:]
 
@@ -85,6 +94,15 @@ def test_the_wrong_patch_is_caught(phases: dict[str, Any], waits: bool) -> None:
     if not waits:
         pytest.skip("this release does not wait")
     assert phases["nowait"]["tokens"] != phases["off"]["tokens"]
+
+
+def test_refused_with_speculation(simulate: Simulate, tiny_model: Path) -> None:
+    """With n-gram speculation tokens may be rejected: the pass says so and touches nothing."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    keywords = json.dumps({"speculative_config": speculation})
+    environ = {**ONE_PROCESS, **V2}
+    done = simulate(PROGRAM, str(tiny_model), "sync-elision", keywords, environ=environ)
+    assert "speculative decoding is on (method ngram)" in read_result(done)["sync-elision"]["error"]
 
 
 def test_inapplicable_on_model_runner_v1(simulate: Simulate, tiny_model: Path) -> None:
