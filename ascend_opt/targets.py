@@ -54,15 +54,22 @@ class Source:
         file: Its file.
         line: Line of the `def`, 1-based.
         fingerprint: See `fingerprint`.
-        text: The code as it is written.
+        end: Its last line.
         decorators: How many of its decorators may lay a wrapper around it.
     """
 
     file: Path
     line: int
     fingerprint: str
-    text: str
+    end: int
     decorators: int
+
+    @property
+    def text(self) -> str:
+        """The code as it is written, whole lines."""
+        # Not splitlines: a form feed is no new line to Python's parser.
+        lines = self.file.read_text(encoding="utf-8").split("\n")
+        return "\n".join(lines[self.line - 1 : self.end])
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
@@ -112,7 +119,7 @@ def source_in(file: Path, qualname: str, first_line: int | None = None) -> Sourc
     """
     try:
         stat = file.stat()
-        text, tree = _parse(file, stat.st_mtime_ns, stat.st_size)
+        tree = _parse(file, stat.st_mtime_ns, stat.st_size)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     found = find_definitions(tree, qualname)
@@ -125,15 +132,14 @@ def source_in(file: Path, qualname: str, first_line: int | None = None) -> Sourc
         file=file,
         line=node.lineno,
         fingerprint=fingerprint(node),
-        text=ast.get_source_segment(text, node) or "",
+        end=node.end_lineno or node.lineno,
         decorators=sum(not _is_transparent(d) for d in node.decorator_list),
     )
 
 
 @lru_cache(maxsize=32)
-def _parse(file: Path, mtime_ns: int, size: int) -> tuple[str, ast.Module]:
-    text = file.read_text(encoding="utf-8")
-    return text, ast.parse(text)
+def _parse(file: Path, mtime_ns: int, size: int) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def find_definitions(tree: ast.Module, qualname: str) -> list[Definition]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 
-from ascend_opt import control
 from ascend_opt.errors import NotApplicableError
 
 logger = logging.getLogger("vllm.ascend_opt")
@@ -17,7 +17,13 @@ def register() -> None:
         NotApplicableError: The configuration says `policy: strict` and a pass cannot apply. An
             exception here ends the process, which is what strict asks for; nothing else raises.
     """
+    # The name is config.ENVIRONMENT, not imported: a process that no pass is asked for in does not
+    # pay for the rest of this package.
+    if not os.environ.get("VLLM_ASCEND_OPT", "").strip():
+        return
     try:
+        from ascend_opt import control
+
         control.read_environment()
     except NotApplicableError:
         raise
