@@ -116,10 +116,10 @@ class SyncElision(Pass):
     effect = "held"
     conditions = (
         Requires("vllm-ascend>=0.18.0"),
-        ModelRunnerV2(),
         NoSpeculator(),
         NoDiffusion(),
         NoKVLoadRecompute(),
+        ModelRunnerV2(),
     )
 
     def __init__(self, parameters: Any = None) -> None:

@@ -176,7 +176,7 @@ def test_graph_only_is_refused_where_nothing_is_captured(run: Run) -> None:
     ("aot", "runs"),
     [
         ("1", [(None, 1), (RECORD, 1), (DOWN_ONLY, 1), (None, 2), (RECORD, 2)]),
-        ("0", [(None, 1), (RECORD, 1), (None, 2)]),
+        pytest.param("0", [(None, 1), (RECORD, 1), (None, 2)], marks=pytest.mark.extended),
     ],
     ids=["aot", "no-aot"],
 )

@@ -29,8 +29,8 @@ class NoWait:
         return getattr(self._event, name)
 
 
-def drive(engine: Any, phase: str, requests: int = len(ARRIVALS)) -> dict[str, Any]:
-    """Send the first requests of the workload, with ids of this phase, and count each step."""
+def drive(engine: Any, phase: str) -> dict[str, Any]:
+    """Send every request, with ids of this phase, and count each step."""
     from vllm import SamplingParams
 
     from ascend_opt.simnpu import counters
@@ -41,9 +41,8 @@ def drive(engine: Any, phase: str, requests: int = len(ARRIVALS)) -> dict[str, A
     steps: list[dict[str, Any]] = []
     preempted: set[str] = set()
     step = 0
-    arrivals = ARRIVALS[:requests]
-    while step <= max(arrivals) or engine.has_unfinished_requests():
-        arrived = [index for index, arrival in enumerate(arrivals) if arrival == step]
+    while step <= max(ARRIVALS) or engine.has_unfinished_requests():
+        arrived = [index for index, arrival in enumerate(ARRIVALS) if arrival == step]
         for index in arrived:
             engine.add_request(f"{phase}-{index}", prompt(index), greedy)
         before = counters.snapshot()
@@ -68,7 +67,7 @@ def main() -> None:
 
     engine: Any = LLM(model, **{**KEYWORDS, **keywords}).llm_engine
     runner = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    drive(engine, "warmup", requests=3)  # what happens once must not be counted
+    drive(engine, "warmup")  # what happens once must not be counted
     result: dict[str, Any] = {"runner": f"{type(runner).__module__}.{type(runner).__qualname__}"}
     for number, phase in enumerate(phases):
         key = phase if phase not in result else f"{phase}-{number}"

@@ -78,7 +78,8 @@ def test_it_was_on_and_says_what_it_did(phases: dict[str, Any], waits: bool) -> 
 def test_both_passes_together_keep_every_token(phases: dict[str, Any]) -> None:
     """With mlp-prefetch on as well, each step prefetches two weights a layer; tokens stay."""
     assert phases[BOTH]["tokens"] == phases["off"]["tokens"]
-    assert {s["calls"].get("cmo_async") for s in phases[BOTH]["steps"]} == {2 * LAYERS}
+    # The last step only takes the last tokens in.
+    assert {s["calls"]["cmo_async"] for s in phases[BOTH]["steps"][:-1]} == {2 * LAYERS}
     assert {status["state"] for status in phases[BOTH]["states"].values()} == {"active"}
 
 
@@ -100,8 +101,8 @@ def test_refused_with_speculation(simulate: Simulate, tiny_model: Path) -> None:
     """With n-gram speculation tokens may be rejected: the pass says so and touches nothing."""
     speculation = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     keywords = json.dumps({"speculative_config": speculation})
-    environ = {**ONE_PROCESS, **V2}
-    done = simulate(PROGRAM, str(tiny_model), "sync-elision", keywords, environ=environ)
+    # Model Runner V2 has no n-gram speculation in these releases, so V1 serves it.
+    done = simulate(PROGRAM, str(tiny_model), "sync-elision", keywords, environ=ONE_PROCESS)
     assert "speculative decoding is on (method ngram)" in read_result(done)["sync-elision"]["error"]
 
 
