@@ -31,8 +31,8 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
-# One engine takes a minute or two. The checks run a mode of either runner, and eager V2 in a process
-# of its own, on each set; `-m ""` runs all.
+# One engine takes a minute or two. The checks run a mode of either runner, and eager V2 in a
+# process of its own, on each set; `-m ""` runs all.
 EXTENDED = ("v2-eager", "v2-default", "v1-full-graph", "v1-default")
 
 
