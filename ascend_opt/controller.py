@@ -67,7 +67,7 @@ class Controller:
                 return PassStatus(name, State.OFF, f"{ENVIRONMENT}=off", pid=os.getpid())
             slot = self._switch(slot)
             if not slot.usable:
-                raise NotApplicableError(f"{name} is {slot.state}: {slot.reason}")
+                raise NotApplicableError(slot.verdict)
             self._export()
             return slot.status()
 
@@ -119,7 +119,7 @@ class Controller:
             self._policy = config.policy
             for slot in slots:
                 if not slot.usable:
-                    logger.warning("ascend_opt: %s is %s: %s", slot.name, slot.state, slot.reason)
+                    logger.warning("ascend_opt: %s", slot.verdict)
             return [slot.status() for slot in slots]
 
     def load_and_export(self, config: Config) -> list[PassStatus]:
@@ -227,11 +227,7 @@ class Controller:
         Raises:
             RevertError: What is on cannot be taken out; it stays on.
         """
-        if slot.on:
-            slot.leave_out(self._limit.left_out(slot.name, slot.targets()))
-        for engine in self._living():
-            if slot.on:
-                slot.check(engine)
+        self._admit(slot)
         old = self._slots.get(slot.name)
         if old is not None and old.on:
             if old.request == slot.request:
@@ -244,6 +240,14 @@ class Controller:
         if not slot.on and old is not None and old.on:
             self._restore(slot.name, old)
         return slot
+
+    def _admit(self, slot: Slot) -> None:
+        """Hold a prepared slot against the bisect limit and the engines of this process."""
+        if slot.on:
+            slot.leave_out(self._limit.left_out(slot.name, slot.targets()))
+        for engine in self._living():
+            if slot.on:
+                slot.check(engine)
 
     def _try_switch(self, slot: Slot) -> Slot:
         try:
@@ -259,9 +263,7 @@ class Controller:
             return
         if old.on:
             old = Slot.prepare(old.provided, old.request, old.from_config)
-            for engine in self._living():
-                if old.on:
-                    old.check(engine)
+            self._admit(old)
         self._slots[name] = old
         self._put_in_place(old)
 
@@ -297,9 +299,7 @@ class Controller:
                     if slot.on and module is not None:
                         slot.apply(name, module)
                 if not slot.on and slot.from_config and self._policy is Policy.STRICT:
-                    raise NotApplicableError(
-                        f"policy strict, but {slot.name} is {slot.state}: {slot.reason}"
-                    )
+                    raise NotApplicableError(f"policy strict, but {slot.verdict}")
         self._reporter.start()
 
     def _after_fork(self) -> None:
@@ -325,7 +325,7 @@ class Controller:
 
 def _insist(config: Config, slots: list[Slot]) -> None:
     """Raise NotApplicableError if the policy is strict and a pass is not usable."""
-    unable = [f"{slot.name} is {slot.state}: {slot.reason}" for slot in slots if not slot.usable]
+    unable = [slot.verdict for slot in slots if not slot.usable]
     if unable and config.policy is Policy.STRICT:
         raise NotApplicableError(f"{config.place}: policy strict, but {'; '.join(unable)}")
 

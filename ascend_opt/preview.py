@@ -68,4 +68,4 @@ def require(requests: list[Request]) -> None:
     for request in requests:
         slot = Slot.prepare(registry.discover().get(request.name), request)
         if not slot.usable:
-            raise NotApplicableError(f"{slot.name} is {slot.state}: {slot.reason}")
+            raise NotApplicableError(slot.verdict)

@@ -93,6 +93,11 @@ class Slot:
         return self.request.name
 
     @property
+    def verdict(self) -> str:
+        """What became of the pass, as a clause for a message."""
+        return f"{self.name} is {self.state}: {self.reason}"
+
+    @property
     def on(self) -> bool:
         """Whether the pass is armed or active."""
         return self.state in (State.ARMED, State.ACTIVE)
@@ -259,7 +264,7 @@ class Slot:
             self.revert()
         except RevertError as error:
             self.reason = f"{reason} (left in place, inert: {error})"
-        logger.warning("ascend_opt: %s is %s: %s", self.name, state, self.reason)
+        logger.warning("ascend_opt: %s", self.verdict)
 
     def status(self) -> PassStatus:
         """Return what `status` shows of it."""

@@ -1,15 +1,14 @@
 """The framework in a real vLLM, with a third party's passes; one patched engine for all claims."""
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine.third_party import fingerprint_of, install
 
 from ascend_opt.config import ENVIRONMENT
 from ascend_opt.proof.engine_run import Job, Outcome, run
 from ascend_opt.recognition import recognise
-from ascend_opt.targets import Target, locate
 from ascend_opt.tiny import write_tiny_model
 
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
@@ -60,26 +59,16 @@ PACKAGE = """
 """
 
 
-def fingerprint_of(name: str) -> str:
-    source = locate(Target.parse(f"{RUNNER}.{name}"))
-    assert source is not None
-    return source.fingerprint
-
-
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A third party's distribution, as pip would have installed it."""
     directory = tmp_path_factory.mktemp("third-party")
     text = PACKAGE.format(
         runner=RUNNER,
-        execute_model=fingerprint_of("execute_model"),
-        sample_tokens=fingerprint_of("sample_tokens"),
+        execute_model=fingerprint_of(f"{RUNNER}.execute_model"),
+        sample_tokens=fingerprint_of(f"{RUNNER}.sample_tokens"),
     )
-    (directory / "greeter.py").write_text(textwrap.dedent(text))
-    metadata = directory / "greeter-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: greeter\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[ascend_opt.passes]\ngreeter = greeter\n")
+    install(directory, "greeter", text)
     return directory
 
 

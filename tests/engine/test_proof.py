@@ -4,13 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ascend_opt.targets import Target, locate
+from engine.third_party import fingerprint_of, install
 
 ATTENTION = "vllm.model_executor.models.qwen3:Qwen3Attention.forward"
 RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model"
@@ -38,12 +36,6 @@ PACKAGE = """
 """
 
 
-def fingerprint_of(target: str) -> str:
-    source = locate(Target.parse(target))
-    assert source is not None
-    return source.fingerprint
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A third party's distribution, and two prompts."""
@@ -54,11 +46,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         runner=RUNNER,
         runner_hash=fingerprint_of(RUNNER),
     )
-    (path / "wrong.py").write_text(textwrap.dedent(text))
-    metadata = path / "wrong-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[ascend_opt.passes]\nwrong = wrong\n")
+    install(path, "wrong", text)
     (path / "prompts.txt").write_text("Hello, world\nThe quick brown fox jumps over\n")
     return path
 
