@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from types import ModuleType
@@ -32,13 +34,15 @@ logger = logging.getLogger("vllm.ascend_opt")
 class Controller:
     """Keeps one slot for each pass that was asked for. Thread-safe, and right after a fork.
 
-    Nothing is imported while the lock is held: the thread that imports a target waits for it in
-    our import hook.
+    A pass may import something while the lock is held (a traced patch's maker does). So a thread
+    that imports a target never waits for the lock in our import hook, since others may wait for
+    its import: who holds the lock takes the module in.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._reading = threading.RLock()
+        self._arrived: deque[ModuleType] = deque()  # imported, and not taken in yet
         self._slots: dict[str, Slot] = {}
         self._policy = Policy.SKIP
         self._inherited: str | None = None  # the environment variable as this process found it
@@ -50,7 +54,7 @@ class Controller:
         self._reporter = Reporter(self._snapshot, self.look_after)
         os.register_at_fork(
             before=lambda: self._lock.acquire(),
-            after_in_parent=lambda: self._lock.release(),
+            after_in_parent=self._after_fork_in_parent,
             after_in_child=self._after_fork,
         )
 
@@ -61,7 +65,7 @@ class Controller:
         self.read_environment()
         self.look_after()
         slot = Slot.prepare(provided, request)
-        with self._lock:
+        with self._exclusive():
             if self._off:
                 logger.warning("ascend_opt: %s stays off: %s=off", name, ENVIRONMENT)
                 return PassStatus(name, State.OFF, f"{ENVIRONMENT}=off", pid=os.getpid())
@@ -75,7 +79,7 @@ class Controller:
         """See `control.disable`."""
         provided = registry.discover().get(name)
         self.read_environment()
-        with self._lock:
+        with self._exclusive():
             slot = self._slots.get(name)
             if slot is None:
                 return _off(provided)
@@ -102,7 +106,7 @@ class Controller:
         """
         found = registry.discover()
         prepared = [Slot.prepare(found.get(r.name), r, from_config=True) for r in config.requests]
-        with self._lock:
+        with self._exclusive():
             self._off = self._off or config.off
             if self._off:
                 return []
@@ -126,7 +130,7 @@ class Controller:
         """`load`, and hand it down to child processes."""
         self.read_environment()
         statuses = self.load(config)
-        with self._lock:
+        with self._exclusive():
             self._export()
         return statuses
 
@@ -136,6 +140,7 @@ class Controller:
         Raises:
             NotApplicableError: Its policy is strict and a pass cannot apply.
         """
+        registry.discover()  # imports: not under a lock that an importing thread may wait for
         # Others wait until all of it is applied: what they ask for comes after it.
         with self._reading:
             if not self._environment_read:
@@ -158,7 +163,7 @@ class Controller:
         """See `control.status`."""
         self.look_after()
         known = registry.discover().passes
-        with self._lock:
+        with self._exclusive():
             return [
                 self._slots[name].status() if name in self._slots else _off(known[name])
                 for name in sorted({*known, *self._slots})
@@ -168,19 +173,19 @@ class Controller:
         """See `control.explain`."""
         provided = registry.discover().get(name)
         default = Request(name, provided.cls.Parameters())
-        with self._lock:
+        with self._exclusive():
             slot, engines = self._slots.get(name), self._living()
         trial = Slot.prepare(provided, slot.request if slot else default)
         return trial.explanation(slot or trial, engines)
 
     def requests(self) -> dict[str, Request]:
         """Return what is armed, active or builtin in this process."""
-        with self._lock:
+        with self._exclusive():
             return {slot.name: slot.request for slot in self._slots.values() if slot.usable}
 
     def reset(self) -> None:
         """See `control.reset`."""
-        with self._lock:
+        with self._exclusive():
             for slot in self._slots.values():
                 try:
                     slot.revert()
@@ -198,7 +203,7 @@ class Controller:
 
     def graph_fingerprint(self) -> str | None:
         """Return a hash of all that our passes change in traced code; None if nothing."""
-        with self._lock:
+        with self._exclusive():
             facts = [
                 [
                     slot.name,
@@ -216,7 +221,7 @@ class Controller:
 
     def look_after(self) -> None:
         """Follow up on what happened to passes since the last time."""
-        with self._lock:
+        with self._exclusive():
             for slot in self._slots.values():
                 if slot.on:
                     slot.look_after()
@@ -281,15 +286,34 @@ class Controller:
                 when_imported(name, self._module_imported)
         self._reporter.start()
 
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the lock, and leave no module behind that arrived meanwhile."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._take_in()
+
     def _module_imported(self, module: ModuleType) -> None:
-        with self._lock:
-            for slot in self._slots.values():
-                if slot.on:
-                    slot.apply(module.__name__, module)
-        self._reporter.start()
+        self._arrived.append(module)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Apply what the slots want to change in modules that arrived; never waits."""
+        while self._arrived and self._lock.acquire(blocking=False):
+            try:
+                while self._arrived:
+                    module = self._arrived.popleft()
+                    for slot in self._slots.values():
+                        if slot.on:
+                            slot.apply(module.__name__, module)
+                    self._reporter.start()
+            finally:
+                self._lock.release()
 
     def _engine_started(self, engine: Engine) -> None:
-        with self._lock:
+        with self._exclusive():
             self._engines.append(engine)
             for slot in [slot for slot in self._slots.values() if slot.on]:
                 slot.check(engine)
@@ -302,6 +326,10 @@ class Controller:
                     raise NotApplicableError(f"policy strict, but {slot.verdict}")
         self._reporter.start()
 
+    def _after_fork_in_parent(self) -> None:
+        self._lock.release()
+        self._take_in()
+
     def _after_fork(self) -> None:
         # The child starts with the parent's patches, and with counts of its own.
         self._lock = threading.RLock()
@@ -311,7 +339,7 @@ class Controller:
         self._reporter.after_fork()  # last: its thread wants the new lock
 
     def _snapshot(self) -> tuple[list[PassStatus], int | None]:
-        with self._lock:
+        with self._exclusive():
             engines = self._living()
             rank = engines[-1].rank if engines else None
             return [slot.status() for slot in self._slots.values()], rank

@@ -202,7 +202,14 @@ def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callab
                 raise
             if isinstance(error, TypeError) and not _accepts(wrapped, args, kwargs):
                 raise  # the caller's mistake
-            instance.fail(f"{patch.target}: {type(error).__name__}: {error}")
+            reason = f"{patch.target}: {type(error).__name__}: {error}"
+            try:
+                instance.fail(reason)
+            except Exception as second:
+                # What the original relies on may not be there: it cannot take over.
+                Pass.fail(instance, reason)
+                second.add_note(_note(instance, patch, "while it switched itself off"))
+                raise
             again = patch.redo and not results
             logger.exception(
                 "ascend_opt: pass %s failed in %s and is now off in this process%s",
@@ -214,12 +221,18 @@ def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callab
                 return results[-1]  # the original has run, and must not run twice
             if again:
                 return wrapped(*args, **kwargs)
-            error.add_note(f"raised by ascend_opt pass {instance.name!r} in {patch.target}")
+            error.add_note(_note(instance, patch))
             raise
 
     # So that a message about who patched a target names the pass.
     guard.__module__, guard.__qualname__ = method.__module__, method.__qualname__
     return guard
+
+
+def _note(instance: Pass, patch: Patch, when: str = "") -> str:
+    return " ".join(
+        filter(None, (f"raised by ascend_opt pass {instance.name!r} in {patch.target}", when))
+    )
 
 
 def _accepts(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -250,7 +250,7 @@ class Slot:
         for applied in self.applied.values():
             applied.revert()
         self.applied.clear()
-        self.instance.fail("switched off")
+        self._fail("switched off")
         try:
             self.instance.reverted()
         except Exception:
@@ -259,12 +259,19 @@ class Slot:
     def withdraw(self, state: State, reason: str) -> None:
         """Switch the pass off by ourselves: its patches out or, where covered, inert."""
         self.refuse(state, reason)
-        self.instance.fail(reason)
+        self._fail(reason)
         try:
             self.revert()
         except RevertError as error:
             self.reason = f"{reason} (left in place, inert: {error})"
         logger.warning("ascend_opt: %s", self.verdict)
+
+    def _fail(self, reason: str) -> None:
+        try:
+            self.instance.fail(reason)
+        except Exception:
+            logger.exception("ascend_opt: %s: its own fail() failed; its patches go out", self.name)
+            Pass.fail(self.instance, reason)
 
     def status(self) -> PassStatus:
         """Return what `status` shows of it."""

@@ -440,6 +440,82 @@ def test_threads_enable_disable_and_import_together(site):
     assert runner.Runner().step(1) == ("patched", 2)
 
 
+IMPORTING = """
+import faulthandler, sys, threading, time
+faulthandler.dump_traceback_later(20, exit=True)
+
+import ascend_opt, fakevllm, fakevllm.runner
+fakevllm.entered, fakevllm.go = threading.Event(), threading.Event()
+
+def importer():
+    import fakevllm.family
+
+thread = threading.Thread(target=importer)
+thread.start()
+fakevllm.entered.wait(10)
+ascend_opt.enable("maker")
+thread.join()
+import fakevllm.model
+print(fakevllm.runner.free(1), fakevllm.model.Model().forward(1))
+"""
+
+MAKER = f"""
+from ascend_opt import Pass, hookimpl, traced_patch
+from ascend_opt.targets import Target, locate
+
+def known(target):
+    return {{locate(Target.parse(target)).fingerprint: "plain"}}
+
+FREE = "fakevllm.runner:free"
+FORWARD = "{FORWARD}"
+
+class Maker(Pass):
+    '''Import something while making a function.'''
+    name = "maker"
+    origin = remove_when = "test"
+
+    @traced_patch(FREE, known=known(FREE))
+    def free(self, original):
+        import sys, time, fakevllm
+        fakevllm.go.set()
+        while "fakevllm.model" not in sys.modules:
+            time.sleep(0.001)
+        time.sleep(0.1)  # by now that thread is in our hook
+        import fakevllm.family
+        return lambda x: ("patched", original(x))
+
+    @traced_patch(FORWARD, known=known(FORWARD))
+    def forward(self, original):
+        return lambda model, x: ("patched", original(model, x))
+
+@hookimpl
+def ascend_opt_passes():
+    return [Maker]
+"""
+
+
+def test_a_pass_may_import_what_another_thread_is_importing(site):
+    """An import in a traced patch's maker, while that import waits in our hook: no deadlock.
+
+    The importing thread holds the module's import lock, the enabling one ours. When both are done
+    everything is patched.
+    """
+    site.distribution("test-maker", "test_maker", MAKER)
+    site.write(
+        "fakevllm/family.py",
+        """
+        import fakevllm
+        fakevllm.entered.set()
+        fakevllm.go.wait(10)
+        import fakevllm.model
+        """,
+    )
+
+    out = site.run(IMPORTING).stdout
+
+    assert out == "('patched', 1) ('patched', 10)\n"
+
+
 def test_load_config_switches_on_what_it_says(site, runner, tmp_path):
     """A file and a mapping of the same form do the same."""
     site.provide(site.host(STEP, facts={"Parameters": Parameters}))

@@ -437,6 +437,40 @@ def test_a_failing_wrapper_without_redo_raises_with_a_note(site, runner):
     assert state().state == "failed"
 
 
+def broken_fail(self, reason):
+    ascend_opt.Pass.fail(self, reason)
+    raise OSError("the device is lost")
+
+
+def test_a_wrapper_whose_pass_cannot_switch_itself_off_raises_with_a_note(site, runner):
+    """What the original relies on may be missing: no redo; both errors, and the pass named."""
+    site.provide(site.host(STEP, method=failing, facts={"fail": broken_fail}))
+    ascend_opt.enable("greeter")
+
+    with pytest.raises(OSError, match="device is lost") as caught:
+        runner.Runner().step(1)
+
+    assert "pass 'greeter' in fakevllm.runner:Runner.step while it" in caught.value.__notes__[0]
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+    assert runner.Runner().step(1) == 2
+    assert "ZeroDivisionError: ours" in state().reason
+
+
+@pytest.mark.parametrize("fail", [broken_fail, lambda self, reason: 1 / 0])
+def test_a_pass_whose_fail_raises_is_taken_out_all_the_same(site, runner, fail, caplog):
+    """Disabling one such pass gives the original back, and what still holds our code is inert."""
+    original = vars(runner.Runner)["step"]
+    site.provide(site.host(STEP, facts={"fail": fail}))
+    ascend_opt.enable("greeter")
+    kept = runner.Runner().step
+
+    assert ascend_opt.disable("greeter").state == "off"
+
+    assert vars(runner.Runner)["step"] is original
+    assert kept(1) == 2
+    assert "its own fail() failed" in caplog.text
+
+
 def test_a_failed_wrapper_is_inert_from_the_next_call_on(site, runner):
     """Even before anybody looks after it, the second call does not run our code."""
     calls = []
