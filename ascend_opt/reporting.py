@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_opt.states import PassStatus, State, TargetStatus
+from ascend_opt.states import Mode, PassStatus, State, TargetStatus
 
 logger = logging.getLogger("vllm.ascend_opt")
 
@@ -285,7 +285,8 @@ def _read(path: Path) -> Record | None:
 
 def _status(data: dict[str, Any]) -> PassStatus:
     targets = tuple(TargetStatus(**target) for target in data.pop("targets"))
-    return PassStatus(**{**data, "state": State(data["state"]), "targets": targets})
+    state, mode = State(data["state"]), Mode(data.get("mode", Mode.ACTIVE))
+    return PassStatus(**{**data, "state": state, "mode": mode, "targets": targets})
 
 
 if sys.platform != "linux":  # pragma: no cover - /proc is how a reused pid is told apart
