@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -26,7 +27,7 @@ from ascend_opt.parameters import as_dict, resolve
 from ascend_opt.registry import Provided
 from ascend_opt.reporting import Reporter
 from ascend_opt.slot import Slot
-from ascend_opt.states import Explanation, Mode, PassStatus, State
+from ascend_opt.states import Explanation, PassStatus, State
 
 logger = logging.getLogger("vllm.ascend_opt")
 
@@ -84,7 +85,7 @@ class Controller:
             if slot is None:
                 return _off(provided)
             slot.revert()
-            compiled = slot.changes_graph and slot.announced and bool(self._living())
+            compiled = provided.cls.changes_graph and slot.announced and bool(self._living())
             slot.refuse(
                 State.OFF,
                 "disabled; a model that was compiled before keeps calls that do nothing now, and a "
@@ -212,7 +213,7 @@ class Controller:
                     slot.targets(),
                 ]
                 for _, slot in sorted(self._slots.items())
-                if slot.on and slot.changes_graph
+                if slot.on and slot.provided.cls.changes_graph
             ]
         if not facts:
             return None
@@ -314,7 +315,10 @@ class Controller:
 
     def _engine_started(self, engine: Engine) -> None:
         with self._exclusive():
-            self._engines.append(engine)
+            worker = engine.worker()
+            if any(known.worker() is worker for known in self._living()):
+                return  # seen again, since the watch was armed again
+            self._engines.append(dataclasses.replace(engine, running=True))  # from now on
             for slot in [slot for slot in self._slots.values() if slot.on]:
                 slot.check(engine)
                 # Imports that no hook saw (a direct exec_module, a half-built module) count too.
@@ -388,7 +392,5 @@ def make_request(provided: Provided, given: Mapping[str, Any]) -> Request:
     allow = given.get("allow_unknown", False)
     if not isinstance(allow, bool):
         raise ParameterError(f"{cls.name}: allow_unknown={allow!r}, expected True or False")
-    classes = registry.discover().classes()
-    mode = configuration.some_mode(cls, given.get("mode", Mode.ACTIVE), classes)
-    targets = configuration.some_targets(cls, given.get("targets"), mode)
-    return Request(cls.name, resolve(cls.name, cls.Parameters, raw), allow, targets, mode)
+    targets = configuration.some_targets(cls, given.get("targets"))
+    return Request(cls.name, resolve(cls.name, cls.Parameters, raw), allow, targets)

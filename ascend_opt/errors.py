@@ -42,6 +42,10 @@ class RevertError(AscendOptError, RuntimeError):
     """A patch cannot be taken out without breaking someone else's; nothing was changed."""
 
 
+class RecordsError(AscendOptError, PermissionError):
+    """The directory of the record files is not this user's alone, or cannot be read."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return the tail of an error message: the nearest valid name and all of them.
 
@@ -49,7 +53,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         name: What the user wrote.
         valid: The names that would have been accepted.
     """
-    choices = sorted(map(str, valid))  # of an enumeration, too
+    choices = sorted(valid)
     if not choices:
         return "there are none to choose from"
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)

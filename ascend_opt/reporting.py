@@ -13,6 +13,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -23,13 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ascend_opt.states import Mode, PassStatus, State, TargetStatus
+from ascend_opt.errors import RecordsError
+from ascend_opt.states import PassStatus, State, TargetStatus
 
 logger = logging.getLogger("vllm.ascend_opt")
 
 ENVIRONMENT = "VLLM_ASCEND_OPT_RUN_DIR"
 INTERVAL_S = 1.0
+MAX_CHARACTERS = 1 << 20
 _SUFFIX = ".json"
+_HALF_WRITTEN = re.compile(r"\.(\d{1,10})\.json\..*")
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,10 @@ def make_private(directory: Path) -> None:
         OSError: It cannot be made, or belongs to someone else, or others may write to it.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(directory)
+
+
+def _check_private(directory: Path) -> None:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(f"{directory} belongs to another user or is no directory")
@@ -206,6 +214,7 @@ class Reporter:
                 )
             self._complained = True
             return
+        self._complained = False
         self._last, self._written = (record.process, record.passes), path
 
     def close(self) -> None:
@@ -239,54 +248,107 @@ def _replace(path: Path, text: str) -> None:
 
 
 def read_records(directory: Path | None = None) -> list[Record]:
-    """Return the records of this user's live processes, and remove those of dead ones.
+    """Return the records of this user's live processes, and remove what dead ones left.
 
-    Files of other users, and what is not a record, are ignored.
+    Files of other users, processes of other users, and what is not a record, are ignored.
 
     Raises:
-        PermissionError: The directory is not this user's.
+        RecordsError: The directory is not this user's alone, or cannot be read.
     """
     directory = directory or run_directory()
     try:
-        found = directory.lstat()
+        _check_private(directory)
+        _sweep(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(
-            f"{directory} belongs to another user or is no directory; set {ENVIRONMENT}"
-        )
+    except OSError as error:
+        raise RecordsError(f"{error}; set {ENVIRONMENT} to a directory of yours") from None
     records = []
     for path in sorted(directory.glob(f"*{_SUFFIX}")):
         record = _read(path)
         if record is None:
             continue
         if started_at(record.process.pid) == record.process.started:
-            records.append(record)
+            if _is_ours(record.process.pid):
+                records.append(record)
         else:
             with contextlib.suppress(OSError):
                 path.unlink()
     return sorted(records, key=lambda record: record.process.pid)
 
 
+def _sweep(directory: Path) -> None:
+    """Remove the half-written files of processes that were killed while they wrote."""
+    for name in os.listdir(directory):
+        half = _HALF_WRITTEN.fullmatch(name)
+        if half is not None and started_at(int(half[1])) is None:
+            with contextlib.suppress(OSError):
+                (directory / name).unlink()
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return sys.platform != "linux"
+    uids = next((line.split()[1:] for line in text.splitlines() if line.startswith("Uid:")), [])
+    return str(os.getuid()) in uids
+
+
 def _read(path: Path) -> Record | None:
     try:
-        found = path.lstat()
-        if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
-            return None
-        data = json.loads(path.read_text(encoding="utf-8"))
-        process = Process(*(data[key] for key in ("pid", "started", "parent", "role", "rank")))
-        if path.name != f"{process.pid}{_SUFFIX}" or type(process.started) is not int:
+        data = json.loads(_text_of(path))
+        process = Process(
+            **{key: data[key] for key in ("pid", "started", "parent", "role", "rank")}
+        )
+        if path.name != f"{process.pid}{_SUFFIX}":
             return None
         passes = tuple(_status(item) for item in data["passes"])
-        return Record(process, float(data["updated"]), passes)
+        record = Record(process, float(data["updated"]), passes)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
+    return record if _is_well_typed(record) else None
+
+
+def _text_of(path: Path) -> str:
+    """Return the text of a file of ours; a pipe does not block it, a link does not lead it away.
+
+    Raises:
+        OSError: It is somebody else's, or no plain file, or too long for a record.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, encoding="utf-8") as file:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
+            raise PermissionError(f"{path} is not ours")
+        text = file.read(MAX_CHARACTERS + 1)
+    if len(text) > MAX_CHARACTERS:
+        raise OSError(f"{path} is too long for a record")
+    return text
 
 
 def _status(data: dict[str, Any]) -> PassStatus:
-    targets = tuple(TargetStatus(**target) for target in data.pop("targets"))
-    state, mode = State(data["state"]), Mode(data.get("mode", Mode.ACTIVE))
-    return PassStatus(**{**data, "state": state, "mode": mode, "targets": targets})
+    targets = tuple(TargetStatus(**target) for target in data["targets"])
+    return PassStatus(**{**data, "state": State(data["state"]), "targets": targets})
+
+
+def _is_well_typed(record: Record) -> bool:
+    process = record.process
+    integers = [process.pid, process.started, process.parent, *(s.pid for s in record.passes)]
+    texts = [process.role]
+    mappings = []
+    for status in record.passes:
+        integers += status.counters.values() if isinstance(status.counters, dict) else [None]
+        texts += [status.name, status.reason]
+        mappings += [status.parameters, status.counters]
+        for target in status.targets:
+            texts += [target.target, target.note, target.variant or ""]
+    return (
+        all(type(number) is int for number in integers)
+        and (process.rank is None or type(process.rank) is int)
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(mapping, dict) for mapping in mappings)
+    )
 
 
 if sys.platform != "linux":  # pragma: no cover - /proc is how a reused pid is told apart

@@ -781,6 +781,32 @@ def test_enabling_a_graph_pass_too_late_is_said(site, caplog):
     del worker
 
 
+def test_an_engine_is_known_once_however_often_passes_go_on_and_off(site, runner, caplog):
+    """Each time a graph pass comes too late, that is said once; no engine is asked twice."""
+    asked = []
+
+    class Asking(ascend_opt.EngineCondition):
+        name = description = "asking"
+
+        def unmet(self, subject, parameters):
+            asked.append(subject)
+
+    importlib.import_module("fakevllm.model")
+    site.provide(site.traced(FORWARD, lambda self, f: lambda this, x: f(this, x)))
+    cls = ascend_opt.available()[0]
+    cls.changes_graph, cls.conditions = True, (Asking(),)
+    ascend_opt.enable("tracer")
+    worker = start_worker(Config())
+    assert "enabled after an engine had started" not in caplog.text
+
+    for _ in range(5):
+        ascend_opt.disable("tracer")
+        ascend_opt.enable("tracer")
+
+    assert asked == [worker.vllm_config] * 6
+    assert caplog.text.count("enabled after an engine had started") == 5
+
+
 def test_a_pass_says_once_that_it_is_active(site, runner, caplog):
     """At most one INFO line for each pass and process."""
     caplog.set_level("INFO", logger="vllm.ascend_opt")

@@ -7,12 +7,14 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from unit.conftest import GREETER
 
 from ascend_opt import reporting
+from ascend_opt.errors import RecordsError
 from ascend_opt.reporting import Reporter, read_records, run_directory, started_at
 from ascend_opt.states import PassStatus, State, TargetStatus
 
@@ -78,6 +80,8 @@ def test_a_directory_that_others_may_write_to_is_not_used_and_not_changed(report
     assert "others may write to" in caplog.text
     assert stat.S_IMODE(run_directory().stat().st_mode) == 0o1777
     assert list(run_directory().iterdir()) == []
+    with pytest.raises(RecordsError, match=r"others may write to .*mode 1777"):
+        read_records()
 
 
 def test_a_symlink_in_place_of_the_directory_is_not_followed(reporter, tmp_path, caplog):
@@ -106,6 +110,20 @@ def test_a_full_disk_costs_one_warning(reporter, monkeypatch, caplog, code):
 
     assert caplog.text.count("no record of this process") == 1
     assert list(run_directory().glob("*.json")) == []
+
+
+def test_each_time_that_records_cannot_be_written_is_said(reporter, monkeypatch, caplog):
+    """A disk that was full, had room again and is full again: two warnings."""
+    directory = str(run_directory())
+    for turn in (1, 2):
+        monkeypatch.setenv(reporting.ENVIRONMENT, "/proc/nowhere")
+        for _ in range(3):
+            reporter.write()
+        assert caplog.text.count("no record of this process") == turn
+        monkeypatch.setenv(reporting.ENVIRONMENT, directory)
+        reporter._last = None
+        reporter.write()
+        assert record_file().exists()
 
 
 def test_a_directory_that_cannot_be_made_costs_one_warning(reporter, tmp_path, monkeypatch, caplog):
@@ -167,6 +185,161 @@ def test_a_zombie_counts_as_dead():
     assert started is not None
     assert started_at(child.pid) is None
     child.wait()
+
+
+OTHER_USER = 65534  # nobody
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+
+
+@as_root
+def test_a_directory_of_another_user_is_not_read():
+    """They may have put records there for us to find."""
+    path = write_record(os.getpid(), started_at(os.getpid()))
+    os.chown(run_directory(), OTHER_USER, OTHER_USER)
+
+    with pytest.raises(RecordsError, match=r"belongs to another user.*VLLM_ASCEND_OPT_RUN_DIR"):
+        read_records()
+    assert path.exists()
+
+
+@as_root
+def test_a_record_of_another_user_is_ignored_and_left():
+    """A file in our directory that is not ours says nothing, of a dead process neither."""
+    ours = write_record(os.getpid(), started_at(os.getpid()))
+    os.chown(ours, OTHER_USER, OTHER_USER)
+    dead = write_record(999_999_999, 1)
+    os.chown(dead, OTHER_USER, OTHER_USER)
+
+    assert read_records() == []
+    assert ours.exists()
+    assert dead.exists()
+
+
+@as_root
+def test_a_record_of_another_users_process_is_not_shown():
+    """The pid is alive and started then, but it is not a process of ours."""
+    theirs = subprocess.Popen(["sleep", "60"], user=OTHER_USER, group=OTHER_USER, extra_groups=[])
+    try:
+        write_record(theirs.pid, started_at(theirs.pid))
+        ours = write_record(os.getpid(), started_at(os.getpid()))
+        assert [record.process.pid for record in read_records()] == [os.getpid()]
+        assert ours.exists()
+    finally:
+        theirs.kill()
+        theirs.wait()
+
+
+def test_a_huge_file_is_ignored_and_not_read_to_its_end():
+    """A sparse file of 64 GiB under our own name."""
+    path = write_record(os.getpid(), started_at(os.getpid()))
+    os.truncate(path, 64 << 30)
+
+    assert read_records() == []
+    assert path.exists()
+
+
+def test_a_pipe_under_a_live_pid_does_not_block():
+    """Nobody will ever write to it."""
+    run_directory().mkdir(mode=0o700)
+    os.mkfifo(record_file())
+
+    assert read_records() == []
+
+
+def test_a_link_to_a_valid_record_is_not_followed(tmp_path):
+    """It leads out of the directory that is ours alone."""
+    path = write_record(os.getpid(), started_at(os.getpid()))
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+
+    assert read_records() == []
+
+
+ENTRY = STATUS.as_dict()
+TARGET = ENTRY["targets"][0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"role": ["Worker"]},
+        {"rank": "0"},
+        {"parent": None},
+        {"updated": "soon"},
+        {"passes": [ENTRY | {"name": 3}]},
+        {"passes": [ENTRY | {"reason": None}]},
+        {"passes": [ENTRY | {"state": "on"}]},
+        {"passes": [ENTRY | {"pid": "7"}]},
+        {"passes": [ENTRY | {"counters": ["steps"]}]},
+        {"passes": [ENTRY | {"counters": {"steps": "many"}}]},
+        {"passes": [ENTRY | {"parameters": 3}]},
+        {"passes": [ENTRY | {"targets": [TARGET | {"note": {}}]}]},
+        {"passes": [ENTRY | {"targets": [TARGET | {"variant": 1}]}]},
+        {"passes": [ENTRY | {"surprise": 1}]},
+    ],
+    ids=str,
+)
+def test_a_record_with_a_value_of_another_type_is_ignored(changes):
+    """What is shown is what a process of ours could have written, or nothing."""
+    good = {"passes": [ENTRY]}
+    write_record(os.getpid(), started_at(os.getpid()), **good)
+    assert len(read_records()) == 1
+
+    write_record(os.getpid(), started_at(os.getpid()), **{**good, **changes})
+
+    assert read_records() == []
+
+
+def test_status_names_a_directory_that_it_does_not_trust(tmp_path):
+    """`ascend_opt status` is one line and exit code 2, no traceback."""
+    directory = tmp_path / "open"
+    directory.mkdir()
+    directory.chmod(0o777)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "ascend_opt", "status"],
+        env={**os.environ, reporting.ENVIRONMENT: str(directory)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: others may write to {directory} (mode 0777); set VLLM_")
+    assert "Traceback" not in done.stderr
+
+
+WRITER = """
+import itertools
+from ascend_opt.reporting import Reporter
+from ascend_opt.states import PassStatus, State
+numbers = itertools.count()
+reporter = Reporter(
+    lambda: ([PassStatus("p", State.ACTIVE, "x" * 20_000, counters={"steps": next(numbers)})], 0),
+    lambda: None,
+)
+reporter.write()
+print("writing", flush=True)
+while True:
+    reporter.write()
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing_behind():
+    """SIGKILL at any time: a reader sees whole records, then none, and the directory is empty."""
+    halves = turn = 0
+    while turn < 12 or (not halves and turn < 100):
+        turn += 1
+        writer = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
+        assert writer.stdout.readline() == b"writing\n"
+        time.sleep(0.003 * (turn % 12))
+        (record,) = read_records()
+        assert record.passes[0].counters["steps"] >= 0
+        writer.kill()
+        writer.communicate()
+        halves += len([p for p in run_directory().iterdir() if p.name.startswith(".")])
+        assert read_records() == []
+        assert list(run_directory().iterdir()) == []
+    assert halves  # else no kill hit a write, and this test says nothing
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,7 @@ def outcome(
 
 
 def record(
-    *passes: tuple[str, str, dict[str, int]],
-    rank: int | None = 0,
-    pid: int = 7,
-    mode: str = "active",
+    *passes: tuple[str, str, dict[str, int]], rank: int | None = 0, pid: int = 7
 ) -> dict[str, Any]:
     """Return a process's record with passes of name, state and counters."""
     return {
@@ -36,13 +33,7 @@ def record(
         "role": "Worker",
         "rank": rank,
         "passes": [
-            {
-                "name": name,
-                "state": state,
-                "reason": f"because {state}",
-                "counters": counters,
-                "mode": mode,
-            }
+            {"name": name, "state": state, "reason": f"because {state}", "counters": counters}
             for name, state, counters in passes
         ],
     }
