@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ascend_opt.base import BUILTIN, Pass, host_patch, traced_patch
+    from ascend_opt.base import BUILTIN, Pass, Shadow, host_patch, shadow_of, traced_patch
     from ascend_opt.conditions import (
         Condition,
         DenseQwen,
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     )
     from ascend_opt.hookspecs import hookimpl
     from ascend_opt.parameters import ByteSize
-    from ascend_opt.states import Explanation, PassStatus, State
+    from ascend_opt.shadow import difference
+    from ascend_opt.states import Explanation, Mode, PassStatus, State
 
 _HOMES = {
-    "base": ("BUILTIN", "Pass", "host_patch", "traced_patch"),
+    "base": ("BUILTIN", "Pass", "Shadow", "host_patch", "shadow_of", "traced_patch"),
     "conditions": (
         "Condition",
         "DenseQwen",
@@ -81,7 +82,8 @@ _HOMES = {
     ),
     "hookspecs": ("hookimpl",),
     "parameters": ("ByteSize",),
-    "states": ("Explanation", "PassStatus", "State"),
+    "shadow": ("difference",),
+    "states": ("Explanation", "Mode", "PassStatus", "State"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -97,6 +99,7 @@ __all__ = [
     "Explanation",
     "InstallCondition",
     "MaxNumTokens",
+    "Mode",
     "NoKVLoadRecompute",
     "NoSpeculator",
     "NotApplicableError",
@@ -106,10 +109,12 @@ __all__ = [
     "PatchError",
     "Requires",
     "RevertError",
+    "Shadow",
     "State",
     "StepCondition",
     "UnknownPassError",
     "available",
+    "difference",
     "disable",
     "enable",
     "enabled",
@@ -118,6 +123,7 @@ __all__ = [
     "host_patch",
     "load_config",
     "reset",
+    "shadow_of",
     "status",
     "traced_patch",
 ]

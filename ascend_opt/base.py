@@ -19,20 +19,25 @@ A pass is one class. Its patches are its methods, marked with the target that th
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
 from ascend_opt.conditions import Condition
 from ascend_opt.parameters import NoParameters
+from ascend_opt.states import Mode
 from ascend_opt.targets import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 BUILTIN = "builtin"
 """The variant of a source that already does what the pass would do."""
+
+Shadow = Generator[None, Any, Sequence[str | None] | None]
+"""What a shadow method is: see `shadow_of`."""
 
 
 class Kind(StrEnum):
@@ -56,6 +61,8 @@ class Patch:
         optional: Whether the target may be missing (an older or newer design without it).
         redo: Whether a call that failed in our code, before the original has run, may be
             repeated with the original.
+        shadow: The name of the pass's method that takes its place in shadow mode; None if in
+            shadow mode this target is left alone.
     """
 
     target: Target
@@ -65,6 +72,11 @@ class Patch:
     leave: frozenset[str] = frozenset()
     optional: bool = False
     redo: bool = True
+    shadow: str | None = None
+
+    def applies_in(self, mode: Mode) -> bool:
+        """Return whether the target is patched in a mode: in shadow, only if there is a shadow."""
+        return mode is Mode.ACTIVE or self.shadow is not None
 
 
 def host_patch(
@@ -97,6 +109,40 @@ def traced_patch(
     the original. Set `changes_graph = True` on the pass if it changes what is traced.
     """
     return _mark(Kind.TRACED, target, known, leave, optional, redo=False)
+
+
+def shadow_of(*patched: Callable[..., Any]) -> Callable[[F], F]:
+    """Mark a generator method `(self, instance, args, kwargs)` as what host patches do in shadow.
+
+    In shadow mode the original does all the work, called by the framework alone, with the
+    caller's arguments and for the caller's result. The method works out what the patch would have
+    done, in memory of its own, up to its one `yield`; that gives what the original returned; then
+    it compares, and returns what differs:
+
+        @shadow_of(fill)
+        def compare_fill(self, runner, args, kwargs):
+            ours = self._filled(runner.lengths.copy(), *args, **kwargs)
+            _result = yield
+            return [difference("lengths", runner.lengths, ours)]
+
+    It returns one entry for each thing compared: None where that is equal, else a line (see
+    `difference`). Returning None, or ending before the `yield`, says that there was nothing to
+    compare. The framework counts `compared` calls; the first line of a difference switches the
+    pass off in this process, as does an exception. Patches without a shadow method are not
+    applied in shadow mode, so a pass can shadow if one of its host patches has one.
+    """
+    marks = [getattr(method, "__ascend_opt_patch__", None) for method in patched]
+    if not marks or not all(isinstance(m, Patch) and m.kind is Kind.HOST for m in marks):
+        raise TypeError("shadow_of takes methods of this class that host_patch has marked")
+
+    def mark(method: F) -> F:
+        if not inspect.isgeneratorfunction(method):
+            raise TypeError(f"{method.__qualname__} shadows a patch, so it has to be a generator")
+        names = tuple(m.method for m in marks)  # type: ignore[union-attr]
+        method.__ascend_opt_shadow_of__ = names  # type: ignore[attr-defined]
+        return method
+
+    return mark
 
 
 def _mark(
@@ -149,23 +195,30 @@ class Pass:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A subclass that overrides a patching method keeps its target, unless it names another.
+        shadows = {
+            patched: name
+            for name, marked in cls._marked("__ascend_opt_shadow_of__").items()
+            for patched in marked
+        }
+        cls.patches = tuple(
+            replace(patch, shadow=shadows.get(name))
+            for name, patch in cls._marked("__ascend_opt_patch__").items()
+        )
+
+    @classmethod
+    def _marked(cls, attribute: str) -> dict[str, Any]:
+        """Return method name to the mark on it, in the order of definition.
+
+        A subclass that overrides a marked method keeps its mark, unless it brings another.
+        """
         names = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
-        marks = [
-            next(
-                (
-                    patch
-                    for base in cls.__mro__
-                    if isinstance(
-                        patch := getattr(vars(base).get(name), "__ascend_opt_patch__", None), Patch
-                    )
-                ),
-                None,
-            )
-            for name in names
-            if callable(getattr(cls, name, None))
-        ]
-        cls.patches = tuple(patch for patch in marks if patch is not None)
+        found = {}
+        for name in names:
+            marks = (getattr(vars(base).get(name), attribute, None) for base in cls.__mro__)
+            mark = next((mark for mark in marks if mark is not None), None)
+            if mark is not None and callable(getattr(cls, name, None)):
+                found[name] = mark
+        return found
 
     def __init__(self, parameters: Any = None) -> None:
         self.parameters: Any = self.Parameters() if parameters is None else parameters
@@ -177,6 +230,11 @@ class Pass:
     def summary(cls) -> str:
         """Return what the pass does, in one line: the first line of its docstring."""
         return (cls.__doc__ or "").strip().split("\n", 1)[0]
+
+    @classmethod
+    def can_shadow(cls) -> bool:
+        """Return whether the pass has a shadow mode: see `shadow_of`."""
+        return any(patch.shadow for patch in cls.patches)
 
     def unmet(self) -> str | None:
         """Return why this instance, with these parameters, cannot work here; None if it can.

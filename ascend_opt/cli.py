@@ -99,6 +99,8 @@ def _entry(found: Explanation, asked: bool) -> dict[str, Any]:
     return {
         "name": found.name,
         "state": state,
+        "mode": found.mode,
+        "can_shadow": found.can_shadow,
         "reason": reason,
         "summary": found.summary,
         "origin": found.origin,

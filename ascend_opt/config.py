@@ -3,7 +3,7 @@
     version: 1                # optional
     policy: skip              # or strict
     passes:
-      sync-elision: {}
+      sync-elision: {mode: shadow}
       mlp-prefetch: {max_num_tokens: 500, gate_up_bytes: 18MiB}
 
 Everything is checked before anything is enabled; every error names the place.
@@ -25,6 +25,7 @@ import yaml
 from ascend_opt.base import Pass
 from ascend_opt.errors import ConfigError, ParameterError, nearest
 from ascend_opt.parameters import as_dict, names, resolve
+from ascend_opt.states import Mode
 
 ENVIRONMENT = "VLLM_ASCEND_OPT"
 """Carries the configuration to child processes: a YAML file, inline YAML or JSON, or `off`."""
@@ -35,7 +36,7 @@ _COLLECTIONS = (
     yaml.resolver.Resolver.DEFAULT_MAPPING_TAG,
     yaml.resolver.Resolver.DEFAULT_SEQUENCE_TAG,
 )
-OPTIONS = ("allow_unknown", "targets")
+OPTIONS = ("allow_unknown", "mode", "targets")
 """Keys of a pass's entry that are the framework's, not the pass's parameters."""
 
 
@@ -55,16 +56,20 @@ class Request:
         parameters: Its resolved `Parameters`.
         allow_unknown: Patch sources that the pass does not recognise.
         targets: Patch only these of its targets, to find the wrong one; None for all.
+        mode: Whether the pass does its work, or has it compared only.
     """
 
     name: str
     parameters: Any
     allow_unknown: bool = False
     targets: tuple[str, ...] | None = None
+    mode: Mode = Mode.ACTIVE
 
     def as_plain(self) -> dict[str, Any]:
         """Return the entry as it would stand in a configuration."""
         options: dict[str, Any] = {"allow_unknown": True} if self.allow_unknown else {}
+        if self.mode is not Mode.ACTIVE:
+            options["mode"] = str(self.mode)
         if self.targets is not None:
             options["targets"] = list(self.targets)
         return {**options, **as_dict(self.parameters)}
@@ -194,12 +199,14 @@ def from_mapping(
         raise ConfigError(f"{places.of()}: no 'passes:' in the configuration")
     entries = _mapping(top["passes"], places.of("passes"), "'passes'", "pass names")
     _known(entries, tuple(classes), places, ("passes",), "pass")
-    requests = tuple(_request(name, entries[name], classes[name], places) for name in entries)
+    requests = tuple(_request(name, entries[name], classes, places) for name in entries)
     return Config(requests, Policy(policy), places.document)
 
 
-def _request(name: str, entry: object, cls: type[Pass], places: _Places) -> Request:
-    path = ("passes", name)
+def _request(
+    name: str, entry: object, classes: Mapping[str, type[Pass]], places: _Places
+) -> Request:
+    path, cls = ("passes", name), classes[name]
     given = {} if entry is None else _mapping(entry, places.of(*path), name, "parameters or {}")
     _known(given, (*OPTIONS, *names(cls.Parameters)), places, path, f"parameter of {name}")
     allow = given.get("allow_unknown", False)
@@ -207,12 +214,16 @@ def _request(name: str, entry: object, cls: type[Pass], places: _Places) -> Requ
         where = places.of(*path, "allow_unknown")
         raise ConfigError(f"{where}: allow_unknown: found {allow!r}, expected true or false")
     try:
-        targets = some_targets(cls, given.get("targets"))
+        mode = some_mode(cls, given.get("mode", Mode.ACTIVE), classes)
+    except ParameterError as error:
+        raise ConfigError(f"{places.of(*path, 'mode')}: {error}") from None
+    try:
+        targets = some_targets(cls, given.get("targets"), mode)
     except ParameterError as error:
         raise ConfigError(f"{places.of(*path, 'targets')}: {error}") from None
     raw = {key: value for key, value in given.items() if key not in OPTIONS}
     try:
-        return Request(name, resolve(name, cls.Parameters, raw), allow, targets)
+        return Request(name, resolve(name, cls.Parameters, raw), allow, targets, mode)
     except ParameterError as error:
         message = f"{places.of(*path)}: {error}"
     for key, value in raw.items():  # one by one, so that the message names the line
@@ -223,20 +234,46 @@ def _request(name: str, entry: object, cls: type[Pass], places: _Places) -> Requ
     raise ConfigError(message)  # each is fine, they do not go together
 
 
-def some_targets(cls: type[Pass], given: object) -> tuple[str, ...] | None:
+def some_mode(cls: type[Pass], given: object, classes: Mapping[str, type[Pass]]) -> Mode:
+    """Return the mode that is named.
+
+    Args:
+        cls: The pass.
+        given: A name of a mode.
+        classes: All passes, for the message.
+
+    Raises:
+        ParameterError: No such mode, or the pass cannot shadow.
+    """
+    if not isinstance(given, str) or given not in list(Mode):
+        valid = nearest(str(given), list(Mode))
+        raise ParameterError(f"{cls.name}: mode: found {given!r:.80}; {valid}")
+    if given == Mode.SHADOW and not cls.can_shadow():
+        able = [name for name, other in classes.items() if other.can_shadow()]
+        raise ParameterError(
+            f"{cls.name}: mode: {cls.name} cannot shadow; passes that can: "
+            f"{', '.join(sorted(able)) or 'none'}"
+        )
+    return Mode(given)
+
+
+def some_targets(
+    cls: type[Pass], given: object, mode: Mode = Mode.ACTIVE
+) -> tuple[str, ...] | None:
     """Return the targets of a pass that are named, in the pass's order; None if none is.
 
     Args:
         cls: The pass.
         given: None, a target or a list of targets.
+        mode: The pass's mode; in shadow mode some targets are left alone.
 
     Raises:
-        ParameterError: Something else, or no target of this pass.
+        ParameterError: Something else, or no target of this pass in this mode.
     """
     if given is None:
         return None
     named = [given] if isinstance(given, str) else given
-    valid = [str(patch.target) for patch in cls.patches]
+    valid = [str(patch.target) for patch in cls.patches if patch.applies_in(mode)]
     if not isinstance(named, list) or not named:
         raise ParameterError(
             f"{cls.name}: targets: found {given!r}, expected a list of {', '.join(valid)}"
@@ -349,6 +386,11 @@ def schema(classes: Mapping[str, type[Pass]]) -> dict[str, Any]:
                 "type": "boolean",
                 "default": False,
                 "description": "patch sources that the pass does not recognise",
+            },
+            "mode": {
+                "enum": [str(mode) for mode in Mode if mode is Mode.ACTIVE or cls.can_shadow()],
+                "default": Mode.ACTIVE.value,
+                "description": "shadow: the original does the work, and the pass's is compared",
             },
             "targets": {
                 "type": "array",

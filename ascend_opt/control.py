@@ -28,14 +28,15 @@ def enable(name: str, **parameters: Any) -> PassStatus:
 
     Args:
         name: The pass.
-        parameters: Over the pass's defaults; `allow_unknown=True` patches unrecognised sources.
+        parameters: Over the pass's defaults. `mode="shadow"` has the pass's work compared with the
+            original's instead of used; `allow_unknown=True` patches unrecognised sources.
 
     Returns:
         Its state, with the reason.
 
     Raises:
         UnknownPassError: No such pass.
-        ParameterError: No such parameter, or a value that it does not take.
+        ParameterError: No such parameter, a value that it does not take, or no shadow mode.
         NotApplicableError: The pass cannot be on here, and why.
         RevertError: Other parameters were on, and are covered by someone else's patch.
     """

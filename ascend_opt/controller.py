@@ -27,7 +27,7 @@ from ascend_opt.parameters import as_dict, resolve
 from ascend_opt.registry import Provided
 from ascend_opt.reporting import Reporter
 from ascend_opt.slot import Slot
-from ascend_opt.states import Explanation, PassStatus, State
+from ascend_opt.states import Explanation, Mode, PassStatus, State
 
 logger = logging.getLogger("vllm.ascend_opt")
 
@@ -85,7 +85,7 @@ class Controller:
             if slot is None:
                 return _off(provided)
             slot.revert()
-            compiled = provided.cls.changes_graph and slot.announced and bool(self._living())
+            compiled = slot.changes_graph and slot.announced and bool(self._living())
             slot.refuse(
                 State.OFF,
                 "disabled; a model that was compiled before keeps calls that do nothing now, and a "
@@ -213,7 +213,7 @@ class Controller:
                     slot.targets(),
                 ]
                 for _, slot in sorted(self._slots.items())
-                if slot.on and slot.provided.cls.changes_graph
+                if slot.on and slot.changes_graph
             ]
         if not facts:
             return None
@@ -392,5 +392,7 @@ def make_request(provided: Provided, given: Mapping[str, Any]) -> Request:
     allow = given.get("allow_unknown", False)
     if not isinstance(allow, bool):
         raise ParameterError(f"{cls.name}: allow_unknown={allow!r}, expected True or False")
-    targets = configuration.some_targets(cls, given.get("targets"))
-    return Request(cls.name, resolve(cls.name, cls.Parameters, raw), allow, targets)
+    classes = registry.discover().classes()
+    mode = configuration.some_mode(cls, given.get("mode", Mode.ACTIVE), classes)
+    targets = configuration.some_targets(cls, given.get("targets"), mode)
+    return Request(cls.name, resolve(cls.name, cls.Parameters, raw), allow, targets, mode)

@@ -53,7 +53,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         name: What the user wrote.
         valid: The names that would have been accepted.
     """
-    choices = sorted(valid)
+    choices = sorted(map(str, valid))  # of an enumeration, too
     if not choices:
         return "there are none to choose from"
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)

@@ -21,6 +21,8 @@ import wrapt
 from ascend_opt.base import BUILTIN, Kind, Pass, Patch
 from ascend_opt.errors import ConflictError, PatchError, RevertError
 from ascend_opt.recognition import Recognition
+from ascend_opt.shadow import shadowing
+from ascend_opt.states import Mode
 from ascend_opt.targets import innermost, layers, reaches, source_of, whence
 
 logger = logging.getLogger("vllm.ascend_opt")
@@ -130,13 +132,16 @@ def _wrappers(function: Any) -> int:
     return sum(not issubclass(type(layer), staticmethod | classmethod) for layer in around)
 
 
-def apply(instance: Pass, recognition: Recognition, module: ModuleType) -> Applied:
+def apply(
+    instance: Pass, recognition: Recognition, module: ModuleType, mode: Mode = Mode.ACTIVE
+) -> Applied:
     """Put one patch in place; nothing is changed if this raises.
 
     Args:
         instance: The pass, with its parameters and variants.
         recognition: The patch and its source.
         module: The imported module of the target.
+        mode: In shadow mode the patch's shadow method takes the place of its method.
 
     Raises:
         PatchError: See `check_live`; also if the pass's own method fails.
@@ -146,10 +151,13 @@ def apply(instance: Pass, recognition: Recognition, module: ModuleType) -> Appli
     if variant is not None:
         instance.variants[str(patch.target)] = variant
     original = vars(owner)[attribute]
-    method = getattr(instance, patch.method)
+    shadow = patch.shadow if mode is Mode.SHADOW else None
+    method = getattr(instance, shadow or patch.method)
     stale = _stale_bindings(original, module) if owner is module else ()
     if patch.kind is Kind.HOST:
-        guard = _guarded(instance, patch, method)
+        guard = (shadowing if shadow else _guarded)(instance, patch, method)
+        # So that a message about who patched a target names the pass.
+        guard.__module__, guard.__qualname__ = method.__module__, method.__qualname__
         installed = wrapt.wrap_object(owner, attribute, _HostWrapper, (guard,))
     else:
         installed = _replacement(patch, method, original)
@@ -224,8 +232,6 @@ def _guarded(instance: Pass, patch: Patch, method: Callable[..., Any]) -> Callab
             error.add_note(_note(instance, patch))
             raise
 
-    # So that a message about who patched a target names the pass.
-    guard.__module__, guard.__qualname__ = method.__module__, method.__qualname__
     return guard
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ascend_opt.doctor import Check
 from ascend_opt.reporting import Record
-from ascend_opt.states import Explanation, State
+from ascend_opt.states import Explanation, Mode, State
 
 _COLOURS = {
     State.ACTIVE: "green",
@@ -28,6 +28,7 @@ _COLOURS = {
     "note": "cyan",
     "fail": "red",
 }
+_COLOURS |= {s.shown(Mode.SHADOW): _COLOURS[s] for s in (State.ACTIVE, State.ARMED)}
 
 _PIPE_WIDTH = 4096  # columns; rich folds longer lines
 
@@ -66,7 +67,7 @@ def passes(entries: Iterable[dict[str, Any]]) -> Table:
         (
             (
                 entry["name"],
-                State(entry["state"]),
+                State(entry["state"]).shown(Mode(entry["mode"])),
                 entry["summary"],
                 "; ".join(condition["description"] for condition in entry["conditions"]),
                 entry["origin"],
@@ -84,7 +85,9 @@ def explanation(found: Explanation) -> Group:
         f"{found.name} {found.version} ({found.distribution})\n{found.summary}\n"
         f"origin       {found.origin}\n"
         f"remove when  {found.remove_when}\n"
-        f"here         {found.state}" + (f": {found.reason}" if found.reason else "")
+        f"can shadow   {'yes' if found.can_shadow else 'no'}\n"
+        f"here         {found.state.shown(found.mode)}"
+        + (f": {found.reason}" if found.reason else "")
     )
     return Group(
         facts,
@@ -134,7 +137,7 @@ def records(found: Sequence[Record]) -> Table | Text:
                 record.process.role,
                 "-" if record.process.rank is None else record.process.rank,
                 status.name,
-                status.state,
+                status.state.shown(status.mode),
                 " ".join(f"{key}={value}" for key, value in status.counters.items()),
                 status.reason,
             )

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_opt.errors import RecordsError
-from ascend_opt.states import PassStatus, State, TargetStatus
+from ascend_opt.states import Mode, PassStatus, State, TargetStatus
 
 logger = logging.getLogger("vllm.ascend_opt")
 
@@ -329,7 +329,8 @@ def _text_of(path: Path) -> str:
 
 def _status(data: dict[str, Any]) -> PassStatus:
     targets = tuple(TargetStatus(**target) for target in data["targets"])
-    return PassStatus(**{**data, "state": State(data["state"]), "targets": targets})
+    state, mode = State(data["state"]), Mode(data.get("mode", Mode.ACTIVE))
+    return PassStatus(**{**data, "state": state, "mode": mode, "targets": targets})
 
 
 def _is_well_typed(record: Record) -> bool:

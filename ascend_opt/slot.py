@@ -18,7 +18,7 @@ from ascend_opt.parameters import as_dict
 from ascend_opt.patching import Applied, apply
 from ascend_opt.recognition import Action, Recognition, judge, recognise_all
 from ascend_opt.registry import Provided
-from ascend_opt.states import Explanation, Finding, PassStatus, State, TargetStatus
+from ascend_opt.states import Explanation, Finding, Mode, PassStatus, State, TargetStatus
 
 logger = logging.getLogger("vllm.ascend_opt")
 
@@ -78,6 +78,8 @@ class Slot:
         verdict = judge(recognitions, request.allow_unknown)
         if verdict.state is not State.ARMED:
             return slot.refuse(verdict.state, verdict.reason)
+        if slot.shadowed and not slot.to_patch():
+            return slot.refuse(State.INAPPLICABLE, "nothing to compare in this release")
         try:
             unmet = instance.unmet() or EngineWatch.unmet()
         except Exception as error:
@@ -98,6 +100,16 @@ class Slot:
         return f"{self.name} is {self.state}: {self.reason}"
 
     @property
+    def shadowed(self) -> bool:
+        """Whether the pass was asked for in shadow mode."""
+        return self.request.mode is Mode.SHADOW
+
+    @property
+    def changes_graph(self) -> bool:
+        """Whether torch.compile traces something else than without the pass."""
+        return self.provided.cls.changes_graph and not self.shadowed
+
+    @property
     def on(self) -> bool:
         """Whether the pass is armed or active."""
         return self.state in (State.ARMED, State.ACTIVE)
@@ -113,7 +125,9 @@ class Slot:
         return [
             r
             for r in self.recognitions
-            if r.action in (Action.PATCH, Action.UNKNOWN) and self._chosen(str(r.patch.target))
+            if r.action in (Action.PATCH, Action.UNKNOWN)
+            and self._chosen(str(r.patch.target))
+            and r.patch.applies_in(self.request.mode)
         ]
 
     def _chosen(self, target: str) -> bool:
@@ -156,13 +170,17 @@ class Slot:
         else:
             self.state = State.ACTIVE
             try:
-                self.reason = self.instance.applied()
+                does = self.instance.applied()
             except Exception as error:
                 self.withdraw(State.FAILED, f"applied() raised {error!r}")
                 return
+            self.reason = does
+            if self.shadowed:
+                self.reason = f"compared with the original, not used: {does}".removesuffix(": ")
             if not self.announced:
                 self.announced = True
-                logger.info("ascend_opt: %s is active: %s", self.name, self.reason)
+                shown = self.state.shown(self.request.mode)
+                logger.info("ascend_opt: %s is %s: %s", self.name, shown, self.reason)
 
     def warn_of_unknown(self) -> None:
         """Say loudly that `allow_unknown` is about to patch something unrecognised."""
@@ -185,7 +203,7 @@ class Slot:
             return
         try:
             for recognition in here:
-                applied = apply(self.instance, recognition, module)
+                applied = apply(self.instance, recognition, module, self.request.mode)
                 self.applied[str(recognition.patch.target)] = applied
                 if applied.stale:
                     logger.warning("ascend_opt: %s: %s", self.name, _note(applied))
@@ -208,7 +226,7 @@ class Slot:
                 self.withdraw(State.INAPPLICABLE, unmet)
                 return
         self.checked = True
-        if engine.running and self.provided.cls.changes_graph:
+        if engine.running and self.changes_graph:
             logger.warning(
                 "ascend_opt: %s was enabled after an engine had started: a model that is already "
                 "compiled or captured keeps the code that it has",
@@ -292,6 +310,7 @@ class Slot:
             targets=targets,
             counters=dict(self.instance.counters),
             pid=os.getpid(),
+            mode=self.request.mode,
         )
 
     def explanation(self, shown: Slot, engines: list[Engine]) -> Explanation:
@@ -309,6 +328,8 @@ class Slot:
             parameters=as_dict(self.request.parameters),
             findings=self.findings(engines),
             targets=tuple(recognition.report() for recognition in self.recognitions),
+            mode=self.request.mode,
+            can_shadow=cls.can_shadow(),
         )
 
     def findings(self, engines: list[Engine]) -> tuple[Finding, ...]:

@@ -8,6 +8,13 @@ from enum import StrEnum
 from typing import Any
 
 
+class Mode(StrEnum):
+    """How a pass is on: it does its work, or compares what it would do with the original's."""
+
+    ACTIVE = "active"
+    SHADOW = "shadow"
+
+
 class State(StrEnum):
     """State of a pass in one process; every state but `active` carries a reason."""
 
@@ -18,6 +25,11 @@ class State(StrEnum):
     INAPPLICABLE = "inapplicable"
     CONFLICT = "conflict"
     FAILED = "failed"
+
+    def shown(self, mode: Mode) -> str:
+        """Return how tables show it: `active (shadow)` for a pass that is on in shadow mode."""
+        shadowed = mode is Mode.SHADOW and self in (State.ARMED, State.ACTIVE)
+        return f"{self} ({mode})" if shadowed else str(self)
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class PassStatus:
         targets: One entry for each patch of the pass.
         counters: What the pass did in this process so far; empty unless patched.
         pid: The process.
+        mode: See `Mode`.
     """
 
     name: str
@@ -58,6 +71,7 @@ class PassStatus:
     targets: tuple[TargetStatus, ...] = ()
     counters: dict[str, int] = field(default_factory=dict)
     pid: int = 0
+    mode: Mode = Mode.ACTIVE
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, as `--json` and the record files show them."""
@@ -117,6 +131,8 @@ class Explanation:
         parameters: Name to resolved or default value.
         findings: One for each condition.
         targets: One for each target.
+        mode: The mode that was asked for, `active` if none was.
+        can_shadow: Whether the pass has a shadow mode.
     """
 
     name: str
@@ -130,6 +146,8 @@ class Explanation:
     parameters: dict[str, Any]
     findings: tuple[Finding, ...]
     targets: tuple[TargetReport, ...]
+    mode: Mode = Mode.ACTIVE
+    can_shadow: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ascend_opt.states import State
+from ascend_opt.shadow import DIFFERED
+from ascend_opt.states import Mode, State
 
 _NOT_THERE = "no process of the engine reports it: is it filtered out by VLLM_PLUGINS?"
 
@@ -21,12 +22,16 @@ class Activity:
         states: State to the number of processes in it.
         counters: Sums over the processes in which it is active.
         problem: Why it cannot be said to have been on; None if it was.
+        mode: Whether it did its work, or had it compared only.
+        difference: What a comparison in shadow mode found; None if nothing, or not in shadow mode.
     """
 
     name: str
     states: dict[str, int]
     counters: dict[str, int]
     problem: str | None
+    mode: Mode = Mode.ACTIVE
+    difference: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -48,12 +53,27 @@ def activities(
 
 def _activity(name: str, records: Sequence[Mapping[str, Any]], effect: str) -> Activity:
     found = [(r, s) for r in records for s in r["passes"] if s["name"] == name]
-    states = Counter(str(status["state"]) for _, status in found)
+    modes = [Mode(status.get("mode", Mode.ACTIVE)) for _, status in found]
+    states = Counter(
+        State(status["state"]).shown(mode) for (_, status), mode in zip(found, modes, strict=True)
+    )
     counters: Counter[str] = Counter()
     for _, status in found:
         if status["state"] == State.ACTIVE:
             counters.update(status["counters"])
-    return Activity(name, dict(states), dict(counters), _problem(found, counters, effect))
+    differences = [
+        f"process {record['pid']}: {status['reason']}"
+        for record, status in found
+        if status["counters"].get(DIFFERED)
+    ]
+    return Activity(
+        name,
+        dict(states),
+        dict(counters),
+        _problem(found, counters, effect),
+        Mode.SHADOW if Mode.SHADOW in modes else Mode.ACTIVE,
+        differences[0] if differences else None,
+    )
 
 
 def _problem(

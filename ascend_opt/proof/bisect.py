@@ -146,8 +146,11 @@ class _Search:
         if outcome is not None:
             assert self.expected is not None
             compared = compare(self.expected, outcome, self.tolerance)
-            wrong = not compared.equal
-            finding = "equal" if compared.equal else f"WRONG: {compared.differences[0]}"
+            found = activities(requests, outcome.records, effects(requests))
+            differing = [f"{a.name}, {a.difference}" for a in found if a.difference]
+            wrong = bool(differing) or not compared.equal
+            first = differing[0] if differing else next(iter(compared.differences), None)
+            finding = f"WRONG: {first}" if wrong else "equal"
         on = {
             name: None if request.targets is None else list(request.targets)
             for name, request in requests.items()
@@ -221,7 +224,7 @@ def targets_of(request: Request) -> list[str]:
     """Return the targets that a pass would patch here."""
     provided = registry.discover().get(request.name)
     found = Slot.prepare(provided, request).targets()
-    return found or [str(patch.target) for patch in provided.cls.patches]
+    return found or [str(p.target) for p in provided.cls.patches if p.applies_in(request.mode)]
 
 
 def restricted(requests: Requests, parts: Sequence[Part]) -> dict[str, Request]:

@@ -15,6 +15,8 @@ from ascend_opt.proof.comparison import LOGPROBS
 from ascend_opt.proof.engine_run import EngineProcess, Job, Outcome, PromptSpec, run
 from ascend_opt.proof.model import Model
 from ascend_opt.proof.workspace import Progress, Workspace
+from ascend_opt.shadow import COMPARED
+from ascend_opt.states import Mode
 
 Requests = Mapping[str, Request]
 
@@ -130,7 +132,10 @@ class Runner:
 
 def effects(requests: Requests) -> dict[str, str]:
     """Return pass name to the counter that says it did its work."""
-    return {name: registry.discover().get(name).cls.effect for name in requests}
+    return {
+        name: COMPARED if r.mode is Mode.SHADOW else registry.discover().get(name).cls.effect
+        for name, r in requests.items()
+    }
 
 
 def as_plain(requests: Requests) -> dict[str, Any]:

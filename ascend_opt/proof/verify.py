@@ -1,7 +1,8 @@
 """verify: the same prompts without and with the passes, token by token.
 
-The patched run goes first: if nothing was on in it, two unpatched runs are not waited for. The
-unpatched engine runs twice, since what differs between those two says nothing about a pass.
+The patched run goes first: if nothing was on in it, or a pass in shadow mode differed from the
+original, two unpatched runs are not waited for. The unpatched engine runs twice, since what differs
+between those two says nothing about a pass.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ascend_opt.proof.activity import Activity, activities
 from ascend_opt.proof.comparison import TOLERANCE, Comparison, Difference, compare
 from ascend_opt.proof.engine_run import EngineRunError, Outcome, PromptSpec
 from ascend_opt.proof.runner import Requests, Runner, as_plain, effects
+from ascend_opt.shadow import COMPARED
+from ascend_opt.states import Mode
 
 MAX_TOKENS = 32
 
@@ -116,6 +119,11 @@ def verify(
         runner.progress.say(f"the engine died with {names}; trying it without")
     if patched is not None:
         activity = tuple(activities(requests, patched.records, effects(requests)))
+        differing = [f"{a.name}: {a.difference}" for a in activity if a.difference]
+        if differing:
+            return Verification(
+                Verdict.DIFFERENT, "; ".join(differing), *told, activity, facts=patched.facts
+            )
         idle = [item for item in activity if item.problem]
         if idle:
             reason = "; ".join(f"{item.name}: {item.problem}" for item in idle)
@@ -131,6 +139,13 @@ def verify(
     noise = compare(first, second, tolerance)
     compared = compare(first, patched, tolerance)
     verdict, reason = judge(noise, compared)
+    shadowed = [
+        f"{item.name} was in shadow mode: {item.counters.get(COMPARED, 0)} calls compared, all "
+        "equal; the tokens are the original's"
+        for item in activity
+        if item.mode is Mode.SHADOW
+    ]
+    reason = "; ".join([reason, *shadowed])
     return Verification(
         verdict, reason, *told, activity, noise, compared, {**first.facts, **patched.facts}
     )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_opt import ByteSize, ConfigError, Pass
+from ascend_opt import ByteSize, ConfigError, Mode, Pass, host_patch, shadow_of
 from ascend_opt.config import (
     ENVIRONMENT,
     Policy,
@@ -36,7 +36,7 @@ class Parameters:
     limit: int = 500
     size: ByteSize = 18 * 1024**2
     where: Where = Where.GRAPH
-    mode: Literal["active", "shadow"] = "active"
+    kind: Literal["one", "two"] = "one"
     flag: bool = False
     ratio: float = 0.5
     note: str = ""
@@ -57,6 +57,18 @@ class Fast(Pass):
     origin = "test"
     remove_when = "never"
     Parameters = Parameters
+
+    @host_patch("m:f", known={})
+    def patch(self, wrapped, instance, args, kwargs):
+        return wrapped(*args, **kwargs)
+
+    @host_patch("m:g", known={})
+    def other(self, wrapped, instance, args, kwargs):
+        return wrapped(*args, **kwargs)
+
+    @shadow_of(patch)
+    def compare(self, instance, args, kwargs):
+        yield
 
 
 class Plain(Pass):
@@ -105,7 +117,16 @@ def test_a_full_configuration():
         ("passes:\n  fast:\n    size: 1.5\n", "3:5", "found 1.5"),
         ("passes:\n  fast:\n    limit: -1\n", "3:5", "must not be negative"),
         ("passes:\n  fast:\n    limit: [1]\n", "3:5", "limit"),
-        ("passes:\n  fast:\n    mode: off\n", "3:5", "mode"),
+        ("passes:\n  fast:\n    kind: off\n", "3:5", "kind"),
+        ("passes:\n  fast:\n    mode: shdow\n", "3:5", "found 'shdow'; did you mean 'shadow'"),
+        ("passes:\n  fast:\n    mode: off\n", "3:5", "found False; valid: active, shadow"),
+        ("passes:\n  fast: {mode: shadow, targets: [m:g]}\n", "2:24", "no target 'm:g'"),
+        ("passes:\n  plain: {limit: 1, mode: shadow}\n", "2:11", "unknown parameter of plain"),
+        (
+            "passes:\n  plain:\n    mode: shadow\n",
+            "3:5",
+            "plain cannot shadow; passes that can: fast",
+        ),
         ("passes:\n  fast:\n    low: 7\n", "3:5", "low is above high"),
         ("passes:\n  fast: {low: 9, high: 8}\n", "2:10", "low is above high"),
         ("passes:\n  fast:\n    allow_unknown: 1\n", "3:5", "expected true or false"),
@@ -288,14 +309,15 @@ def test_a_variable_that_is_nothing_of_the_kind_says_what_it_may_be(text):
         from_environment(text, CLASSES)
 
 
-def request(**parameters):
-    return Request("fast", Parameters(**parameters), allow_unknown=True)
+def request(option=Mode.ACTIVE, **parameters):
+    return Request("fast", Parameters(**parameters), allow_unknown=True, mode=option)
 
 
 @pytest.mark.parametrize("policy", list(Policy))
 @given(
     st.builds(
         request,
+        option=st.sampled_from(Mode),
         limit=st.integers(0),
         size=st.integers(0),
         where=st.sampled_from(Where),
@@ -321,7 +343,8 @@ GOOD = [
     {"passes": {}},
     {"version": 1, "policy": "strict", "passes": {"plain": None, "fast": {}}},
     {"passes": {"fast": {"limit": 3, "size": "18 MiB", "where": "eager", "allow_unknown": True}}},
-    {"passes": {"fast": {"size": 5, "flag": True, "ratio": 1, "mode": "shadow"}}},
+    {"passes": {"fast": {"size": 5, "flag": True, "ratio": 1, "kind": "two"}}},
+    {"passes": {"fast": {"mode": "shadow"}, "plain": {"mode": "active"}}},
 ]
 BAD = [
     {},
@@ -338,6 +361,8 @@ BAD = [
     {"passes": {"fast": {"where": "nowhere"}}},
     {"passes": {"fast": {"allow_unknown": 1}}},
     {"passes": {"plain": {"limit": 1}}},
+    {"passes": {"plain": {"mode": "shadow"}}},
+    {"passes": {"fast": {"mode": "off"}}},
     {"policy": "loud", "passes": {}},
     {"version": 2, "passes": {}},
 ]
@@ -397,7 +422,9 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 ENTRIES = st.dictionaries(
-    st.sampled_from(["limit", "size", "where", "flag", "ratio", "note", "mode", "allow_unknown"]),
+    st.sampled_from(
+        ["limit", "size", "where", "flag", "ratio", "note", "kind", "mode", "allow_unknown"]
+    ),
     VALUES,
 )
 
@@ -417,3 +444,4 @@ def test_no_mapping_whatever_raises_anything_but_config_error(data):
         assert type(asked.parameters.size) is int
         assert asked.parameters.size >= 0
         assert type(asked.parameters.flag) is bool
+        assert asked.mode in Mode

@@ -65,5 +65,5 @@ def test_a_status_has_the_fixed_fields():
     """In `as_dict` too, with plain values for JSON."""
     status = ascend_opt.PassStatus("p", ascend_opt.State.OFF, "why")
 
-    fields = ["name", "state", "reason", "parameters", "targets", "counters", "pid"]
+    fields = ["name", "state", "reason", "parameters", "targets", "counters", "pid", "mode"]
     assert list(status.as_dict()) == fields

@@ -1,6 +1,7 @@
 """Records: private, atomic, of live processes only, and never the engine's problem."""
 
 import errno
+import itertools
 import json
 import os
 import stat
@@ -112,18 +113,20 @@ def test_a_full_disk_costs_one_warning(reporter, monkeypatch, caplog, code):
     assert list(run_directory().glob("*.json")) == []
 
 
-def test_each_time_that_records_cannot_be_written_is_said(reporter, monkeypatch, caplog):
+def test_each_time_that_records_cannot_be_written_is_said(monkeypatch, caplog):
     """A disk that was full, had room again and is full again: two warnings."""
+    numbers = itertools.count()
+    busy = Reporter(lambda: ((PassStatus("p", State.OFF, str(next(numbers))),), None), lambda: None)
     directory = str(run_directory())
     for turn in (1, 2):
         monkeypatch.setenv(reporting.ENVIRONMENT, "/proc/nowhere")
         for _ in range(3):
-            reporter.write()
+            busy.write()
         assert caplog.text.count("no record of this process") == turn
         monkeypatch.setenv(reporting.ENVIRONMENT, directory)
-        reporter._last = None
-        reporter.write()
+        busy.write()
         assert record_file().exists()
+    busy.close()
 
 
 def test_a_directory_that_cannot_be_made_costs_one_warning(reporter, tmp_path, monkeypatch, caplog):

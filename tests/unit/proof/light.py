@@ -169,7 +169,7 @@ PASSES = """
     import signal
     from dataclasses import dataclass
 
-    from ascend_opt import Pass, hookimpl, host_patch
+    from ascend_opt import Pass, difference, hookimpl, host_patch, shadow_of
     from ascend_opt.targets import Target, locate
 
     def patch(target):
@@ -206,6 +206,11 @@ PASSES = """
         @LAYER
         def forward(self, wrapped, layer, args, kwargs):
             return self.call(wrapped, args) + (layer.index == 1)
+
+        @shadow_of(forward)
+        def compare_forward(self, layer, args, kwargs):
+            result = yield
+            return [difference("x", [result], [result + (layer.index == 1)], "request {}".format)]
 
     class Crash(Base):
         '''End the process.'''

@@ -25,7 +25,10 @@ def outcome(
 
 
 def record(
-    *passes: tuple[str, str, dict[str, int]], rank: int | None = 0, pid: int = 7
+    *passes: tuple[str, str, dict[str, int]],
+    rank: int | None = 0,
+    pid: int = 7,
+    mode: str = "active",
 ) -> dict[str, Any]:
     """Return a process's record with passes of name, state and counters."""
     return {
@@ -33,7 +36,13 @@ def record(
         "role": "Worker",
         "rank": rank,
         "passes": [
-            {"name": name, "state": state, "reason": f"because {state}", "counters": counters}
+            {
+                "name": name,
+                "state": state,
+                "reason": f"because {state}",
+                "counters": counters,
+                "mode": mode,
+            }
             for name, state, counters in passes
         ],
     }

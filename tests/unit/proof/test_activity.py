@@ -56,3 +56,22 @@ def test_an_idle_process_that_is_no_worker_is_no_problem() -> None:
         ).problem
         is None
     )
+
+
+def test_a_pass_in_shadow_mode_is_on_if_it_compared() -> None:
+    """Its states say so, and what it would have done does not count as done."""
+    counters = {"steps": 3, "compared": 3}
+    found = activity(record(("p", "active", counters), mode="shadow"), effect="compared")
+    assert (found.problem, found.difference, found.mode) == (None, None, "shadow")
+    assert found.states == {"active (shadow)": 1}
+
+
+def test_a_difference_in_shadow_mode_is_told_from_other_failures() -> None:
+    """It names the process; an error of the pass is a problem, and no difference."""
+    differs = activity(
+        record(("p", "failed", {"compared": 2, "differed": 1}), mode="shadow"), effect="compared"
+    )
+    broke = activity(record(("p", "failed", {"compared": 2}), mode="shadow"), effect="compared")
+    assert differs.difference == "process 7: because failed"
+    assert broke.difference is None
+    assert "because failed" in (broke.problem or "")

@@ -82,6 +82,14 @@ def test_a_pass_that_is_wrong_in_one_layer_is_found(light_vllm: Invoke) -> None:
     assert "WRONG: prompt 1, token 1" in result.stderr
 
 
+def test_a_difference_in_shadow_mode_counts_as_wrong(light_vllm: Invoke) -> None:
+    """Its tokens are right, and still it is the culprit, at the target where it differs."""
+    result = light_vllm("bisect", "--enable=wrong-layer:mode=shadow", "--json")
+    found = bisected(result)
+    assert found["targets"] == [["wrong-layer", "vllm.model:Layer.forward"]]
+    assert "in shadow, it differs from the original: x (1 of 1 values)" in str(found["last"])
+
+
 def test_a_pass_that_crashes_the_engine_is_found(light_vllm: Invoke) -> None:
     """An engine that dies counts as wrong, and the line says how it died."""
     result = light_vllm("bisect", "--enable=right", "--enable=crash", "--enable=idle", "--json")

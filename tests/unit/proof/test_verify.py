@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -6,7 +7,7 @@ from typing import Any
 import pytest
 from outcomes import FakeRunner, outcome, record
 
-from ascend_opt import preview
+from ascend_opt import Mode, preview
 from ascend_opt.proof.engine_run import EngineRunError, Outcome
 from ascend_opt.proof.junit import junit
 from ascend_opt.proof.verify import Verdict, Verification, verify
@@ -62,6 +63,35 @@ def test_equal_but_nothing_was_on_is_not_a_pass(records: list[Any]) -> None:
     assert found.verdict is Verdict.NOTHING_ON
     assert PASS in found.reason
     assert len(runner.asked) == 1
+
+
+def shadowed(state: str, **counters: int) -> Verification:
+    """Verify a pass in shadow mode that ended so; its tokens are the original's."""
+    request = dataclasses.replace(REQUESTS[PASS], mode=Mode.SHADOW)
+    records = [record((PASS, state, counters), mode="shadow")]
+    runner = FakeRunner(lambda asked: outcome([65], [66], records=records if asked else ()))
+    return verify(runner, {PASS: request}, ["a", "b"])  # type: ignore[arg-type]
+
+
+def test_a_pass_in_shadow_mode_was_on_if_it_compared() -> None:
+    """Equal, and the verdict says what that proves: not the tokens, the comparisons."""
+    found = shadowed("active", steps=9, held=9, compared=9)
+    assert found.passed
+    assert "was in shadow mode: 9 calls compared, all equal" in found.reason
+
+
+def test_a_pass_in_shadow_mode_that_never_compared_was_not_on() -> None:
+    """Whatever else it counts."""
+    found = shadowed("active", steps=9, held=9)
+    assert found.verdict is Verdict.NOTHING_ON
+    assert "'compared' is 0" in found.reason
+
+
+def test_a_pass_in_shadow_mode_that_differs_is_different() -> None:
+    """That is what it was asked; the tokens, which are equal, are not waited for."""
+    found = shadowed("failed", steps=9, held=9, compared=9, differed=1)
+    assert found.verdict is Verdict.DIFFERENT
+    assert found.reason == f"{PASS}: process 7: because failed"
 
 
 def test_noise_is_not_blamed_on_the_pass() -> None:
