@@ -30,6 +30,13 @@ deliver_option = click.option(
     show_default=True,
     help="When queued work takes effect: as late as it may, or at once.",
 )
+compute_option = click.option(
+    "--compute",
+    type=click.Choice(["full", "none"]),
+    default="full",
+    show_default=True,
+    help="none: kernels return at once, with the right shapes and no true values.",
+)
 
 
 @click.group()
@@ -40,6 +47,7 @@ def simnpu() -> None:
 @simnpu.command(context_settings={"ignore_unknown_options": True})
 @release_option
 @deliver_option
+@compute_option
 @click.option(
     "--trace",
     "trace_file",
@@ -50,15 +58,19 @@ def simnpu() -> None:
 def run(
     release: str | None,
     deliver: launch.Delivery,
+    compute: launch.Compute,
     trace_file: Path | None,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND (after --) with the simulated device under it."""
     installation = _prepare(release)
+    if compute == "none":
+        click.echo("simnpu: computing nothing: no token of this run is a true one", err=True)
     if trace_file is None:
-        raise SystemExit(_run(command, launch.environment(installation, os.environ, deliver)))
+        environ = launch.environment(installation, os.environ, deliver, compute=compute)
+        raise SystemExit(_run(command, environ))
     with tempfile.TemporaryDirectory(prefix="simnpu-trace-") as directory:
-        environ = launch.environment(installation, os.environ, deliver, Path(directory))
+        environ = launch.environment(installation, os.environ, deliver, Path(directory), compute)
         code = _run(command, environ)
         count = trace.export(Path(directory), trace_file)
     click.echo(f"{count} driver records in {trace_file}: open it in ui.perfetto.dev", err=True)

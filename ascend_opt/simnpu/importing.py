@@ -25,9 +25,12 @@ def _install_operators(module: ModuleType) -> None:
 def _install_triton(module: ModuleType) -> None:
     from ascend_opt.simnpu import operators, triton_interpreter
 
-    triton_interpreter.install(
-        module, lambda tensor: operators.library().alias(tensor), operators.launch
-    )
+    dispatch = operators.library()
+    triton_interpreter.install(module, dispatch.alias, operators.launch)
+    if not dispatch.computes():
+        triton_interpreter.compute_nothing(
+            dispatch.kernels_with_books(), dispatch.keep_books, dispatch.launch_nothing
+        )
 
 
 _AFTER: dict[str, Callable[[ModuleType], None]] = {

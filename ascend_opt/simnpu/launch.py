@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ascend_opt.simnpu.installation import Installation
 
 Delivery = Literal["late", "now"]
+Compute = Literal["full", "none"]
 
 SITE = Path(__file__).parent / "site"
 DISPATCH_VARIABLE = "SIMNPU_DISPATCH"
@@ -22,6 +23,7 @@ def environment(
     base: Mapping[str, str],
     deliver: Delivery = "late",
     trace: Path | None = None,
+    compute: Compute = "full",
 ) -> dict[str, str]:
     """Return the environment in which a Python program finds the simulated device.
 
@@ -32,11 +34,13 @@ def environment(
         base: The environment to extend; what it sets of the tunable part is kept.
         deliver: When queued work takes effect: as late as it may, or at once.
         trace: Directory that every process writes its own trace file into, or None.
+        compute: Whether kernels compute, or return at once with the right shapes.
     """
     cache = installation.metadata.parent
     fixed = {
         "SIMNPU": "1",
         "SIMNPU_DELIVER": deliver,
+        "SIMNPU_COMPUTE": compute,
         DISPATCH_VARIABLE: str(installation.dispatch),
         SCHEMAS_VARIABLE: str(installation.schemas),
         "LD_LIBRARY_PATH": _joined(base.get("LD_LIBRARY_PATH"), installation.driver),
@@ -64,6 +68,8 @@ def environment(
         "VLLM_DISABLE_COMPILE_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
     }
+    if compute == "none":
+        tunable["SIMNPU_MEM_GB"] = "64"  # as a card has; none of it is touched
     return {**tunable, **base, **fixed}
 
 

@@ -12,7 +12,7 @@ modules that only triton-ascend brings.
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -67,6 +67,36 @@ def install(triton: ModuleType, alias: Alias, launch: Launch) -> None:
     _interpret_language_for_good(triton, interpreter)
     interpreter.GridExecutor.__call__ = _grid_call(interpreter, alias, launch)
     triton_cann.install(triton)
+
+
+def compute_nothing(
+    kernels_with_books: Collection[str],
+    keep_books: Callable[[str, dict[str, Tensor]], None],
+    launch_nothing: Callable[[str], None],
+) -> None:
+    """Let launches return at once, but for what an engine needs for its books.
+
+    Args:
+        kernels_with_books: Names of kernels whose effect an engine reads back.
+        keep_books: Launches one of those, given its name and its tensors by parameter.
+        launch_nothing: Launches any other, given its name in the trace.
+    """
+    import triton.runtime.interpreter as interpreter
+
+    known = frozenset(kernels_with_books)
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        del grid
+        name = self.fn.__name__
+        if warmup:
+            return
+        if name not in known:
+            launch_nothing(f"triton::{name}")
+            return
+        given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        keep_books(name, {key: v for key, v in given.items() if isinstance(v, Tensor)})
+
+    interpreter.InterpretedFunction.run = run
 
 
 class NpuDriver:

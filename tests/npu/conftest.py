@@ -50,12 +50,13 @@ def simulate(installation: Installation) -> Simulate:
         deliver: launch.Delivery = "late",
         trace: Path | None = None,
         environ: Mapping[str, str] | None = None,
+        compute: launch.Compute = "full",
     ) -> subprocess.CompletedProcess[str]:
         base = {**os.environ, "HF_HUB_OFFLINE": "1", **(environ or {})}
         base.pop("PYTEST_CURRENT_TEST", None)
         # Options of this package's own passes must not leak into what is measured.
         base.setdefault("VLLM_ASCEND_OPT", "off")
-        environment = launch.environment(installation, base, deliver, trace)
+        environment = launch.environment(installation, base, deliver, trace, compute)
         return _checked(program, arguments, environment)
 
     return run

@@ -8,6 +8,8 @@ import pytest
 from npu import engine_program
 from npu.conftest import Simulate, read_result
 
+from ascend_opt.simnpu import launch
+
 # The cache holds 11 usable blocks; the workload wants up to 16.
 FEW_BLOCKS = {"num_gpu_blocks_override": 12}
 FULL_GRAPH = {
@@ -47,14 +49,21 @@ def engine(
     request: pytest.FixtureRequest, simulate: Simulate, tiny_model: Path
 ) -> tuple[str, dict[str, Any]]:
     """One engine run in each mode, shared by every test below."""
-    keywords, environ = MODES[request.param]
+    return request.param, run(simulate, tiny_model, request.param)
+
+
+def run(
+    simulate: Simulate, model: Path, mode: str, compute: launch.Compute = "full"
+) -> dict[str, Any]:
+    keywords, environ = MODES[mode]
     done = simulate(
         Path(engine_program.__file__),
-        str(tiny_model),
+        str(model),
         json.dumps({**FEW_BLOCKS, **keywords}),
         environ={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **environ},
+        compute=compute,
     )
-    return request.param, read_result(done)
+    return read_result(done)
 
 
 def test_greedy_tokens_equal_stock_vllm(
@@ -96,6 +105,24 @@ def test_sampling_with_a_seed_repeats(engine: tuple[str, dict[str, Any]]) -> Non
     first, second = result["sampled"]
     assert len(first) == 16
     assert first == second
+
+
+def test_without_compute_every_step_makes_the_same_driver_calls(
+    engine: tuple[str, dict[str, Any]], simulate: Simulate, tiny_model: Path
+) -> None:
+    """Chunks, growing and shrinking batches and preemption included; only tokens are not true."""
+    mode, full = engine
+    if mode == "v1-eager":
+        pytest.skip("one mode is enough for every run; -m '' runs the others")
+    none = run(simulate, tiny_model, mode, compute="none")
+    for result in (full, none):
+        for step in result["steps"]:
+            step["calls"].pop("query_event", None)  # how often the allocator polls is timing
+    assert none["steps"] == full["steps"]
+    # A request's name ends with a random part.
+    preempted = [[r.partition("-")[0] for r in x["preempted"]] for x in (none, full)]
+    assert preempted[0] == preempted[1]
+    assert {token for tokens in none["tokens"].values() for token in tokens} == {0}
 
 
 def test_engine_in_a_process_of_its_own(

@@ -53,21 +53,6 @@ Stack cpu_arguments(const c10::OperatorHandle& op, const Stack& args) {
   return in;
 }
 
-// The argument that a return value is, by the schema.
-bool returned_argument(const c10::FunctionSchema& schema, size_t result, const Stack& args, IValue* out) {
-  auto& returns = schema.returns()[result];
-  if (auto ra = returns.alias_info(); ra && ra->isWrite())
-    for (size_t i = 0; i < args.size(); i++) {
-      auto aa = schema.arguments()[i].alias_info();
-      if (aa && *aa == *ra) return *out = args[i], true;
-    }
-  auto& last = schema.arguments();
-  for (size_t i = 0; i < args.size(); i++)
-    if (last[i].name() == "out" && last[i].kwarg_only() && args[i].isTensorList())
-      return *out = args[i].toTensorVector().at(result), true;
-  return false;
-}
-
 IValue allocate(const Result& r, const Stack& args) {
   switch (r.kind) {
     case Result::kFresh: {
@@ -101,6 +86,11 @@ void flatten(const IValue& v, std::vector<Tensor>* out) {
   if (v.isTensor()) out->push_back(v.toTensor());
   else if (v.isTensorList()) for (const Tensor& t : v.toTensorVector()) out->push_back(t);
   else out->push_back(Tensor());
+}
+
+void resize(const Stack& args, const Inference& inference) {
+  for (auto& [i, element, sizes] : inference.resized)
+    (element < 0 ? args[i].toTensor() : args[i].toTensorVector()[element]).resize_(sizes);
 }
 
 void deliver(const Stack& results, const std::vector<Tensor>& targets) {
@@ -144,7 +134,9 @@ void run_settled(const c10::OperatorHandle& op, const Stack& args, Stack* result
   }
   for (size_t i = 0; i < schema.returns().size(); i++) {
     IValue v;
-    if (!returned_argument(schema, i, args, &v)) {
+    if (auto returned = returned_argument(schema, i, args)) {
+      v = allocate(*returned, args);
+    } else {
       v = state->first[i];
       if (v.isTensor()) v = to_npu(v.toTensor());
       else if (v.isTensorList()) {
@@ -158,25 +150,67 @@ void run_settled(const c10::OperatorHandle& op, const Stack& args, Stack* result
 }
 }  // namespace
 
+// The argument that a return value is, by the schema.
+std::optional<Result> returned_argument(const c10::FunctionSchema& schema, size_t result, const Stack& args) {
+  Result found;
+  found.kind = Result::kArgument;
+  if (auto ra = schema.returns()[result].alias_info(); ra && ra->isWrite())
+    for (found.argument = 0; found.argument < args.size(); found.argument++) {
+      auto aa = schema.arguments()[found.argument].alias_info();
+      if (aa && *aa == *ra) return found;
+    }
+  found.element = result;
+  for (found.argument = 0; found.argument < args.size(); found.argument++) {
+    auto& a = schema.arguments()[found.argument];
+    if (a.name() == "out" && a.kwarg_only() && args[found.argument].isTensorList()) return found;
+  }
+  return std::nullopt;
+}
+
+static bool is_out(const c10::FunctionSchema& schema, const Result& r) {
+  return r.kind == Result::kArgument && r.element < 0 && schema.arguments()[r.argument].is_out();
+}
+
+// What happens to be in memory could be taken for a token or an index by whoever reads it.
+static void clear_integers(const IValue& v) {
+  if (!v.isTensor() || !is_npu(v.toTensor())) return;
+  const Tensor& t = v.toTensor();
+  if (c10::isIntegralType(t.scalar_type(), true) && t.nbytes() <= kSmall && t.is_contiguous())
+    std::memset(t.data_ptr(), 0, t.nbytes());
+}
+
+// Gives tensors of the right shapes and computes nothing.
+static void shapes_only(const c10::OperatorHandle& op, const Stack& args, Stack* results) {
+  auto known = recall(op, args);
+  if (!known->inferred) return run_settled(op, args, results);
+  resize(args, known->inference);
+  for (auto& r : known->inference.results) {
+    results->push_back(allocate(r, args));
+    if (r.kind == Result::kFresh || is_out(op.schema(), r)) clear_integers(results->back());
+  }
+  if (known->books) launch(known->name, [known, args] { known->books(args); });
+  else launch(known->name, {});
+}
+
 void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   auto& schema = op.schema();
   size_t n = schema.arguments().size();
   Stack args(stack->end() - n, stack->end());
   stack->erase(stack->end() - n, stack->end());
 
+  if (!computes()) return shapes_only(op, args, stack);
   Inference inference;
   if (!infer(op, args, &inference)) {
     TORCH_CHECK(!capturing(), "simnpu: ", full_name(op), " needs values while a graph is being captured");
     return run_settled(op, args, stack);
   }
-  for (auto& [i, element, sizes] : inference.resized)
-    (element < 0 ? args[i].toTensor() : args[i].toTensorVector()[element]).resize_(sizes);
-
+  resize(args, inference);
   Stack results;
   std::vector<Tensor> targets;
   for (size_t i = 0; i < schema.returns().size(); i++) {
     IValue v;
-    if (returned_argument(schema, i, args, &v)) {
+    if (auto returned = returned_argument(schema, i, args)) {
+      v = allocate(*returned, args);
       for (size_t e = 0; e < (v.isTensorList() ? v.toTensorVector().size() : 1); e++) targets.push_back(Tensor());
     } else {
       v = allocate(inference.results[i], args);

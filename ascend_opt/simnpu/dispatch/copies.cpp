@@ -17,6 +17,8 @@ void plain_copy(const Tensor& dst, const Tensor& src, bool non_blocking) {
 }
 
 void device_copy(const Tensor& dst, const Tensor& src) {
+  bool books = c10::isIntegralType(dst.scalar_type(), true) && dst.nbytes() <= kSmall;
+  if (!computes() && !books) return launch("aten::copy_", {});
   launch("aten::copy_", [d = cpu_view(dst), s = cpu_view(src)] { d.copy_(s); });
 }
 }  // namespace

@@ -7,6 +7,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <functional>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,7 +31,7 @@ Tensor to_npu(const Tensor& cpu);
 c10::Device npu_device();
 
 // launch.cpp
-void launch(const std::string& name, std::function<void()> work);
+void launch(const std::string& name, std::function<void()> work); // work may be empty
 void settle(); // waits, on behalf of the test bed, for the current stream
 bool capturing();
 
@@ -48,6 +51,24 @@ struct Inference {
   std::vector<std::tuple<size_t, int, std::vector<int64_t>>> resized;
 };
 bool infer(const c10::OperatorHandle& op, const Stack& args, Inference* out);
+
+// books.cpp: without compute, kernels return at once; these keep an engine's books all the same.
+constexpr size_t kSmall = 64 << 10; // bytes: SIM_SMALL of the driver
+bool computes();
+std::vector<std::string> kernels_with_books();
+void keep_books(const std::string& kernel, const std::map<std::string, Tensor>& arguments);
+using OperatorBooks = void (*)(const Stack& args);
+OperatorBooks operator_books(const std::string& name); // or null
+
+// recall.cpp: what infer() says, remembered by everything that shapes depend on.
+struct Recalled {
+  std::string name;
+  bool inferred = false;
+  OperatorBooks books = nullptr;
+  Inference inference; // a result that is an argument says so
+};
+std::shared_ptr<const Recalled> recall(const c10::OperatorHandle& op, const Stack& args);
+std::optional<Result> returned_argument(const c10::FunctionSchema& schema, size_t result, const Stack& args);
 bool is_written(const c10::Argument& a);
 
 // kernels.cpp: kernels written in Python
@@ -70,6 +91,7 @@ extern "C" { // the simulated driver
 int simnpu_enqueue(void* stream, const char* name, void (*run)(void*), void (*drop)(void*), void* arg);
 int simnpu_settle(void* stream);
 int simnpu_capturing(void* stream);
+extern int simnpu_computes;
 int simnpu_on_device_thread(void);
 const char* aclGetRecentErrMsg(void);
 void simnpu_work_failed(const char* text);

@@ -35,6 +35,11 @@ void drop_work(void* arg) { delete static_cast<Work*>(arg); }
 void launch(const std::string& name, std::function<void()> run) {
   if (simnpu_on_device_thread()) return run();
   void* stream = c10_npu::getCurrentNPUStream().stream(false);
+  if (!run) {
+    at_npu::native::OpCommand::RunOpApiV2(
+        name, [=] { return simnpu_enqueue(stream, name.c_str(), nullptr, nullptr, nullptr); }, false);
+    return;
+  }
   auto* work = new Work{name, std::move(run)};
   at_npu::native::OpCommand::RunOpApiV2(
       name, [=] { return simnpu_enqueue(stream, work->name.c_str(), run_work, drop_work, work); }, false);

@@ -182,6 +182,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     auto held = hold(std::move(f));
     launch(name, [held] { with_python([&] { (*held)(); }); });
   });
+  m.def("computes", &computes);
+  m.def("launch_nothing", [](const std::string& name) { launch(name, {}); }, "A kernel that returns at once.");
+  m.def("kernels_with_books", &kernels_with_books);
+  m.def("keep_books", &keep_books, "A kernel whose effect an engine needs to run, without compute too.");
   m.def("settle", &settle, py::call_guard<py::gil_scoped_release>());
   m.def("capturing", &capturing);
   m.def("install", [] {

@@ -21,6 +21,13 @@ static void drop_copy(void *arg) {
   free(arg);
 }
 
+// What a copy or fill moves. Without compute, only small ones are written to device memory: those
+// that carry an engine's books, not weights and activations.
+static size_t moved(size_t n, int kind) {
+  int writes_device = kind == H2D || kind == D2D;
+  return simnpu_computes || !writes_device || n <= SIM_SMALL ? n : 0;
+}
+
 static int direction(const void *dst, const void *src, int kind) {
   if (kind >= H2H && kind <= D2D) return kind;
   int to = sim_memory_kind(dst) == MEM_DEVICE, from = sim_memory_kind(src) == MEM_DEVICE;
@@ -30,10 +37,10 @@ static int direction(const void *dst, const void *src, int kind) {
 // A blocking copy is immediate and orders itself after nothing: a program that
 // needs work on a stream to be done first has to synchronise with that stream.
 SIMNPU_API int aclrtMemcpy(void *dst, size_t room, const void *src, size_t n, int kind) {
-  (void)kind;
   sim_count(CALL_memcpy_sync, NULL, n, NULL);
   if (n > room)
     return sim_fail(SIM_BAD_ARGUMENT, "memcpy of %zu bytes into a buffer of %zu", n, room);
+  n = moved(n, direction(dst, src, kind));
   if (n) memmove(dst, src, n);
   return SIM_OK;
 }
@@ -51,11 +58,12 @@ SIMNPU_API int aclrtMemcpyAsync(void *dst, size_t room, const void *src, size_t 
   copy *c = calloc(1, sizeof *c);
   c->dst = dst;
   c->src = src;
-  c->n = n;
+  c->n = moved(n, kind);
   // The device cannot read pageable memory later: its bytes are staged at the call.
-  if ((kind == H2D || kind == H2H) && sim_memory_kind(src) == MEM_PAGEABLE && n) {
-    c->src = c->snapshot = malloc(n);
-    memcpy(c->snapshot, src, n);
+  int later = simnpu_computes || s->capture;
+  if (later && (kind == H2D || kind == H2H) && sim_memory_kind(src) == MEM_PAGEABLE && c->n) {
+    c->src = c->snapshot = malloc(c->n);
+    memcpy(c->snapshot, src, c->n);
   }
   task *t = sim_task_new(TASK_WORK, call, NULL);
   t->bytes = n;
@@ -64,7 +72,7 @@ SIMNPU_API int aclrtMemcpyAsync(void *dst, size_t room, const void *src, size_t 
   t->arg = c;
   sim_submit(s, t);
   // Nor can it write pageable memory later: such a copy returns when it is done.
-  if (kind == D2H && sim_memory_kind(dst) == MEM_PAGEABLE && !s->capture)
+  if (later && kind == D2H && sim_memory_kind(dst) == MEM_PAGEABLE && !s->capture)
     return sim_wait(s, s->issued);
   return SIM_OK;
 }
@@ -83,7 +91,7 @@ static void run_fill(void *arg) {
 SIMNPU_API int aclrtMemset(void *dst, size_t room, int32_t value, size_t n) {
   if (n > room)
     return sim_fail(SIM_BAD_ARGUMENT, "memset of %zu bytes in a buffer of %zu", n, room);
-  memset(dst, value, n);
+  memset(dst, value, moved(n, H2D));
   return SIM_OK;
 }
 SIMNPU_API int aclrtMemsetAsync(void *dst, size_t room, int32_t value, size_t n, void *handle) {
@@ -92,7 +100,7 @@ SIMNPU_API int aclrtMemsetAsync(void *dst, size_t room, int32_t value, size_t n,
   if (n > room)
     return sim_fail(SIM_BAD_ARGUMENT, "async memset of %zu bytes in a buffer of %zu", n, room);
   fill *f = malloc(sizeof *f);
-  *f = (fill){dst, value, n};
+  *f = (fill){dst, value, moved(n, H2D)};
   task *t = sim_task_new(TASK_WORK, CALL_memset_async, NULL);
   t->bytes = n;
   t->run = run_fill;

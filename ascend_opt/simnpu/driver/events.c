@@ -28,6 +28,7 @@ SIMNPU_API int aclrtRecordEvent(void *handle, void *stream_handle) {
   event *e = handle;
   stream *s = sim_stream(stream_handle);
   sim_count(CALL_record_event, s, 0, NULL);
+  int at_once = 0;
   task *t = sim_task_new(TASK_RECORD, CALL_record_event, NULL);
   sim_lock();
   sim_ticket_unref(e->last);
@@ -35,10 +36,17 @@ SIMNPU_API int aclrtRecordEvent(void *handle, void *stream_handle) {
   if (!sim_capture_record(s, e, t)) {
     e->capture = 0;
     e->last = sim_ticket_new(s);
-    sim_append(s, t, e->last);
+    if (simnpu_computes) {
+      sim_append(s, t, e->last);
+    } else {
+      e->last->when_ms = sim_now_ms();
+      e->last->done = 1;
+      at_once = 1;
+    }
   }
   sim_unlock();
-  sim_deliver();
+  if (at_once) sim_run_at_once(s, t);
+  else sim_deliver();
   return SIM_OK;
 }
 
@@ -49,12 +57,14 @@ SIMNPU_API int aclrtStreamWaitEvent(void *stream_handle, void *handle) {
   task *t = sim_task_new(TASK_WAIT, CALL_stream_wait_event, NULL);
   sim_lock();
   int taken = sim_capture_wait(s, e, t);
-  if (!taken && e->last) { // an event never recorded holds nobody up
+  int recorded = !taken && e->last; // an event never recorded holds nobody up
+  if (recorded && simnpu_computes) {
     sim_append(s, t, e->last);
     taken = 1;
   }
   sim_unlock();
-  if (!taken) sim_task_unref(t);
+  if (recorded && !taken) sim_run_at_once(s, t);
+  else if (!taken) sim_task_unref(t);
   sim_deliver();
   return SIM_OK;
 }

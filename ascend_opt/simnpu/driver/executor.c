@@ -7,6 +7,11 @@
 
 int simnpu_late = 1;
 
+// Without compute the device takes no time and has no memory to speak of: whatever is submitted is
+// over when the call returns, so nothing is ever queued and no wait ever waits. Kernels come without
+// a body, and large copies and fills move nothing. Calls are counted and traced as always.
+int simnpu_computes = 1;
+
 static pthread_cond_t work_arrived = PTHREAD_COND_INITIALIZER;
 static pthread_cond_t work_done = PTHREAD_COND_INITIALIZER;
 
@@ -37,6 +42,7 @@ SIMNPU_API void simnpu_set_wait_hooks(void *(*before)(void), void (*after)(void 
 SIMNPU_API void simnpu_set_patience(double ms) { patience_ms = ms; }
 SIMNPU_API void simnpu_set_delivery(int late) { simnpu_late = late; }
 SIMNPU_API int simnpu_delivery(void) { return simnpu_late; }
+SIMNPU_API void simnpu_set_compute(int on) { simnpu_computes = on; }
 
 static void after_fork(void) {
   // Only the forking thread exists in the child: a new device thread is started on demand.
@@ -50,6 +56,8 @@ static void after_fork(void) {
 __attribute__((constructor)) static void configure(void) {
   const char *deliver = getenv("SIMNPU_DELIVER");
   if (deliver && *deliver) simnpu_late = strcmp(deliver, "now") != 0;
+  const char *compute = getenv("SIMNPU_COMPUTE");
+  if (compute && *compute) simnpu_computes = strcmp(compute, "none") != 0;
   const char *patience = getenv("SIMNPU_PATIENCE_S");
   if (patience && *patience) patience_ms = atof(patience) * 1e3;
   pthread_atfork(NULL, NULL, after_fork);
@@ -64,13 +72,13 @@ void sim_wake_device(void) {
 
 typedef enum { RAN, EMPTY, BLOCKED } outcome;
 
-static void run_task(task *t, stream *s) {
+void sim_run_task(task *t, stream *s) {
   double start = sim_now_ms();
   if (t->kind == TASK_GROUP) {
     task **tasks;
     size_t n = sim_group_tasks(t->members, &tasks);
     for (size_t i = 0; i < n; i++) {
-      run_task(tasks[i], s);
+      sim_run_task(tasks[i], s);
       sim_task_unref(tasks[i]);
     }
     free(tasks);
@@ -78,6 +86,11 @@ static void run_task(task *t, stream *s) {
   }
   if (t->run) t->run(t->arg);
   sim_count_executed(t, s, start, sim_now_ms());
+}
+
+void sim_run_at_once(stream *s, task *t) {
+  sim_run_task(t, s);
+  sim_task_unref(t);
 }
 
 static int value_arrived(const task *t) {
@@ -131,7 +144,7 @@ static outcome run_one(stream *s) {
   } else if (t->kind == TASK_VALUE_WAIT) {
     ready = pursue_value(t);
   }
-  if (ready) run_task(t, s);
+  if (ready) sim_run_task(t, s);
   s->busy = 0;
   if (!ready) return BLOCKED;
   sim_lock();
@@ -275,7 +288,7 @@ void sim_polled(int *queries, stream *s, long seq) {
 }
 
 void sim_deliver(void) {
-  if (!simnpu_late) host_wait(NULL, 0, 0);
+  if (!simnpu_late && simnpu_computes) host_wait(NULL, 0, 0);
 }
 
 SIMNPU_API int simnpu_on_device_thread(void) { return on_device_thread(); }

@@ -1,15 +1,18 @@
 // Memory: device and pinned memory are host memory with a remembered kind.
+#define _GNU_SOURCE
 #include "simnpu.h"
 #include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 typedef struct range {
   struct range *next;
   char *at;
   size_t n;
   mem_kind kind;
+  int mapped; // address space only: the host gives a page when it is first touched
 } range;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -21,26 +24,29 @@ static size_t device_total(void) {
   return (size_t)(gb && *gb ? atol(gb) : 8) << 30;
 }
 
-static void remember(void *at, size_t n, mem_kind kind) {
+static void remember(void *at, size_t n, mem_kind kind, int mapped) {
   range *r = malloc(sizeof *r);
   pthread_mutex_lock(&mutex);
-  *r = (range){ranges, at, n, kind};
+  *r = (range){ranges, at, n, kind, mapped};
   ranges = r;
   if (kind == MEM_DEVICE) device_used += n;
   pthread_mutex_unlock(&mutex);
 }
 
-static void forget(void *at) {
+static size_t forget(void *at) { // the bytes to unmap, 0 for memory to free
+  size_t mapped = 0;
   pthread_mutex_lock(&mutex);
   for (range **r = &ranges; *r; r = &(*r)->next) {
     if ((*r)->at != at) continue;
     range *gone = *r;
     if (gone->kind == MEM_DEVICE) device_used -= gone->n;
     *r = gone->next;
+    if (gone->mapped) mapped = gone->n;
     free(gone);
     break;
   }
   pthread_mutex_unlock(&mutex);
+  return mapped;
 }
 
 mem_kind sim_memory_kind(const void *p) {
@@ -62,9 +68,18 @@ static int allocate(void **out, size_t n, mem_kind kind) {
     return sim_fail(SIM_NO_MEMORY,
                     "simulated device memory: %zu bytes asked for, %zu of %zu in use; raise SIMNPU_MEM_GB",
                     n, device_used, device_total());
-  // Hardware hands out addresses of 512-byte alignment; kernels and torch_npu rely on it.
-  if (posix_memalign(out, 512, n)) return sim_fail(SIM_NO_MEMORY, "no host memory for %zu bytes", n);
-  remember(*out, n, kind);
+  // Without compute nothing fills device memory, so a model need not fit into the host's.
+  int mapped = kind == MEM_DEVICE && !simnpu_computes;
+  if (mapped) {
+    void *at = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return sim_fail(SIM_NO_MEMORY, "no address space for %zu bytes", n);
+    madvise(at, n, MADV_NOHUGEPAGE); // or one byte written would take 2 MiB
+    *out = at;
+  } else if (posix_memalign(out, 512, n)) {
+    // Hardware hands out addresses of 512-byte alignment; kernels and torch_npu rely on it.
+    return sim_fail(SIM_NO_MEMORY, "no host memory for %zu bytes", n);
+  }
+  remember(*out, n, kind, mapped);
   return SIM_OK;
 }
 
@@ -73,6 +88,7 @@ static int allocate(void **out, size_t n, mem_kind kind) {
 typedef struct grave {
   struct grave *next;
   void *at;
+  size_t mapped;
   int streams;
   struct {
     stream *s;
@@ -87,12 +103,13 @@ static int is_idle(const grave *g) {
   return 1;
 }
 
-static void bury(void *p) { // and empty the graves whose work has run
+static void bury(void *p, size_t mapped) { // and empty the graves whose work has run
   int n = 0;
   sim_lock();
   for (stream *s = sim_stream_first(); s; s = s->next) n += s->head != NULL;
   grave *g = calloc(1, sizeof *g + n * sizeof *g->after);
   g->at = p;
+  g->mapped = mapped;
   for (stream *s = sim_stream_first(); s; s = s->next)
     if (s->head) {
       g->after[g->streams].s = s;
@@ -115,15 +132,15 @@ static void bury(void *p) { // and empty the graves whose work has run
   while (done) {
     grave *x = done;
     done = x->next;
-    free(x->at);
+    if (x->mapped) munmap(x->at, x->mapped);
+    else free(x->at);
     free(x);
   }
 }
 
 static int release(void *p) {
   if (!p) return SIM_OK;
-  forget(p);
-  bury(p);
+  bury(p, forget(p));
   return SIM_OK;
 }
 
@@ -144,7 +161,7 @@ SIMNPU_API int aclrtMallocHostWithCfg(void **out, size_t n, void *config) {
 SIMNPU_API int aclrtFreeHost(void *p) { return release(p); }
 SIMNPU_API int aclrtHostRegister(void *p, uint64_t n, int type, void **device) {
   (void)type;
-  remember(p, n, MEM_PINNED);
+  remember(p, n, MEM_PINNED, 0);
   if (device) *device = p;
   return SIM_OK;
 }

@@ -93,6 +93,9 @@ int sim_submit(stream *s, task *t);              // append or capture, then deli
 
 // executor.c
 extern int simnpu_late;
+extern int simnpu_computes;                      // 0: nothing is queued, see sim_run_at_once
+void sim_run_at_once(stream *s, task *t);        // takes over the caller's reference to t
+void sim_run_task(task *t, stream *s);
 void sim_wake_device(void);                      // locked: something was appended
 void sim_deliver(void);                          // now delivery: run whatever can run
 int sim_wait(stream *s, long seq);               // host waits; s NULL: every stream
@@ -114,6 +117,8 @@ group *sim_group_ref(group *g);
 void sim_group_unref(group *g);
 size_t sim_group_tasks(group *g, task ***out);   // referenced copies
 
+// copies.c
+enum { SIM_SMALL = 64 << 10 }; // bytes; without compute, larger ones are not written to the device
 // memory.c
 typedef enum { MEM_PAGEABLE, MEM_PINNED, MEM_DEVICE } mem_kind;
 mem_kind sim_memory_kind(const void *p);

@@ -82,9 +82,11 @@ void sim_append(stream *s, task *t, ticket *at) {
 
 int sim_submit(stream *s, task *t) {
   sim_lock();
-  if (!sim_capture_task(s, t)) sim_append(s, t, NULL);
+  int captured = sim_capture_task(s, t);
+  if (!captured && simnpu_computes) sim_append(s, t, NULL);
   sim_unlock();
-  sim_deliver();
+  if (!captured && !simnpu_computes) sim_run_at_once(s, t);
+  else sim_deliver();
   return SIM_OK;
 }
 

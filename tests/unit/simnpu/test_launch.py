@@ -41,6 +41,17 @@ def test_delivery_and_trace_reach_the_driver(installation: Installation, tmp_pat
     assert "SIMNPU_TRACE" not in launch.environment(installation, {})
 
 
+def test_without_compute_the_device_is_as_large_as_a_card(installation: Installation) -> None:
+    """The driver is told, and a choice of memory by the user is kept."""
+    full = launch.environment(installation, {})
+    none = launch.environment(installation, {}, compute="none")
+    assert (full["SIMNPU_COMPUTE"], none["SIMNPU_COMPUTE"]) == ("full", "none")
+    assert "SIMNPU_MEM_GB" not in full
+    assert none["SIMNPU_MEM_GB"] == "64"
+    chosen = launch.environment(installation, {"SIMNPU_MEM_GB": "9"}, compute="none")
+    assert chosen["SIMNPU_MEM_GB"] == "9"
+
+
 def test_run_gives_back_the_program_s_exit_code(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +61,18 @@ def test_run_gives_back_the_program_s_exit_code(
     program = "import os, sys; sys.exit(int(os.environ['SIMNPU']) + len(sys.argv))"
     done = CliRunner().invoke(cli.simnpu, ["run", "--", "python", "-c", program, "--trace"])
     assert done.exit_code == 3
+
+
+def test_without_compute_run_says_that_no_token_is_true(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who computes nothing is told so, on stderr; the program is told by its environment."""
+    monkeypatch.setattr(cli, "prepare", lambda asked: installation)
+    program = "import os, sys; sys.exit(os.environ['SIMNPU_COMPUTE'] != 'none')"
+    command = ["run", "--compute", "none", "--", "python", "-S", "-c", program]
+    done = CliRunner().invoke(cli.simnpu, command)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert "no token of this run is a true one" in done.stderr
 
 
 def test_termination_is_passed_on_and_reported_as_a_shell_would() -> None:
