@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ascend_opt import registry
 from ascend_opt.base import Kind
@@ -62,10 +62,15 @@ TTFT = Metric("TTFT", "ms")
 THROUGHPUT = Metric("throughput", "tokens/s", higher_is_better=True)
 METRICS = {metric.name: metric for metric in (TPOT, TTFT, THROUGHPUT)}
 
+STEP = Metric("step", "ms")
+CPU = Metric("CPU of the step", "ms")
+HOST_METRICS = {metric.name: metric for metric in (STEP, CPU)}
+"""Of `bench --host`."""
 
-def metric(name: str) -> Metric:
-    """Return a metric; what is not one of `METRICS` is milliseconds in a host method."""
-    return METRICS.get(name) or Metric(name, "ms a call")
+
+def metric(name: str, method_unit: str = "ms a call") -> Metric:
+    """Return a metric; what is none of those above is milliseconds in a host method."""
+    return METRICS.get(name) or HOST_METRICS.get(name) or Metric(name, method_unit)
 
 
 @dataclass(frozen=True)
@@ -96,17 +101,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Cell:
-    """One candidate under one load.
+    """One candidate under one load; `method_unit` is that of times in host methods.
 
     Attributes:
         candidate: Its label.
-        load: The load.
+        load: What the engine was under; its text says it.
         off: Metric to its value in each round, without the passes.
         on: The same with them, pair by pair.
     """
 
+    method_unit: ClassVar[str] = "ms a call"
+
     candidate: str
-    load: Load
+    load: Any
     off: dict[str, list[float]] = field(default_factory=dict)
     on: dict[str, list[float]] = field(default_factory=dict)
 

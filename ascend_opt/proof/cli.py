@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ascend_opt.proof import options
-from ascend_opt.proof.options import Asked, Task
+from ascend_opt.proof.options import Asked, Host, Measured, Task
 
 if TYPE_CHECKING:
     from ascend_opt.proof.bench import Benchmark, Candidate, Cell, Plan
+    from ascend_opt.proof.host.bench import HostPlan
 
 
 def _print_json(value: Any) -> None:
@@ -117,14 +118,20 @@ def _measure(
 @click.command()
 @options.subject_options
 @options.plan_options
+@options.host_options
 @options.as_json
 @options.reporting_errors
-def bench(asked: Asked, plan: Callable[[], Plan], sweeps: tuple[str, ...], as_json: bool) -> None:
+def bench(asked: Asked, plan: Measured, sweeps: tuple[str, ...], host: Host, as_json: bool) -> None:
     """Measure what passes buy: off and on by turns, with intervals.
 
     Two engines live side by side and take turns on the same requests. Writes a table, plots
     (PNG, SVG), an HTML report and every raw number to a directory.
+
+    With --host one engine does, on a simulated device that takes no time.
     """
+    if host.host:
+        _bench_host(asked, host.plan(asked, plan), sweeps, as_json)
+        return
     work = plan()
     found, directory = _measure("bench", asked, _candidates(asked, sweeps), work)
     if as_json:
@@ -134,6 +141,26 @@ def bench(asked: Asked, plan: Callable[[], Plan], sweeps: tuple[str, ...], as_js
 
     text.benchmark(found)
     click.echo(f"Report: {directory / 'report.html'}")
+
+
+def _bench_host(asked: Asked, plan: HostPlan, sweeps: Sequence[str], as_json: bool) -> None:
+    from ascend_opt.proof import plot, report, text
+    from ascend_opt.proof.host.bench import host_bench, together
+    from ascend_opt.proof.workspace import Progress
+
+    tried = _candidates(asked, sweeps)
+    if len(tried) == 1:
+        tried = together(tried[0])
+    with asked.working("bench", time.strftime("ascend_opt-bench-host-%Y%m%d-%H%M%S")) as workspace:
+        found = host_bench(plan, tried, workspace, Progress("bench"))
+        workspace.write("result.json", found.as_dict())
+        svg = plot.save(found.benchmark, workspace.path)
+        workspace.write("report.html", report.html(found.benchmark, svg))
+    if as_json:
+        _print_json(found.as_dict())
+        return
+    text.host_benchmark(found)
+    click.echo(f"Report: {workspace.path / 'report.html'}")
 
 
 @click.command()
@@ -152,7 +179,7 @@ def bench(asked: Asked, plan: Callable[[], Plan], sweeps: tuple[str, ...], as_js
 @options.reporting_errors
 def tune(
     asked: Asked,
-    plan: Callable[[], Plan],
+    plan: Measured,
     sweeps: tuple[str, ...],
     as_json: bool,
     wanted: str,

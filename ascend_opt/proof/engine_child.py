@@ -37,16 +37,19 @@ class InputError(Exception):
     """What the user gave is not what vLLM takes."""
 
 
-class _Answers:
+class Answers:
+    """Appends to the file of answers, one line of JSON each."""
+
     def __init__(self, path: Path) -> None:
         self._file = path.open("a")
 
     def write(self, kind: str, **content: Any) -> None:
+        """Write one answer."""
         self._file.write(json.dumps({"kind": kind, **content}) + "\n")
         self._file.flush()
 
 
-class _Commands:
+class Commands:
     """Reads standard input in a thread, to notice at any time that it has ended."""
 
     def __init__(self) -> None:
@@ -99,15 +102,24 @@ def _arguments(model: str, arguments: Sequence[str], engine: dict[str, Any]) -> 
     return given
 
 
-class _Engine:
+class Engine:
+    """vLLM's engine in this process.
+
+    Args:
+        setup: A `Job` as plain values.
+
+    Raises:
+        InputError: vLLM does not take its arguments.
+    """
+
     def __init__(self, setup: dict[str, Any]) -> None:
         begun = time.monotonic()
         from vllm import LLMEngine
         from vllm.usage.usage_lib import UsageContext
 
         arguments = _arguments(setup["model"], setup["arguments"], setup["engine"])
-        self._engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
-        self._config = self._engine.vllm_config
+        self.llm = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+        self.config = self.llm.vllm_config
         self._requests = 0
         self._text: list[int] = []
         self._timed = True
@@ -115,7 +127,7 @@ class _Engine:
 
     def facts(self) -> dict[str, Any]:
         """Return what a report says of where and what this is."""
-        config = self._config
+        config = self.config
         versions = {"python": platform.python_version()}
         for name in _DISTRIBUTIONS:
             with contextlib.suppress(metadata.PackageNotFoundError):
@@ -135,7 +147,7 @@ class _Engine:
             },
         }
 
-    def generate(self, command: dict[str, Any], answers: _Answers) -> float:
+    def generate(self, command: dict[str, Any], answers: Answers) -> float:
         """Generate; every finished request is one answer. Returns the seconds to the last token."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -158,9 +170,9 @@ class _Engine:
             name = str(self._requests)
             self._requests += 1
             collected[name] = _Collected(index, len(prompt["prompt_token_ids"]))
-            self._engine.add_request(name, prompt, sampling)
-        while self._engine.has_unfinished_requests():
-            outputs = self._engine.step()
+            self.llm.add_request(name, prompt, sampling)
+        while self.llm.has_unfinished_requests():
+            outputs = self.llm.step()
             now = time.perf_counter()
             for output in outputs:
                 request = collected[output.request_id]
@@ -172,7 +184,7 @@ class _Engine:
     def time_targets(self, targets: list[str]) -> str | None:
         """Have the workers time calls of some targets; return why some cannot be timed."""
         try:
-            missing = self._engine.collective_rpc("ascend_opt_time_targets", args=(targets,))
+            missing = self.llm.collective_rpc("ascend_opt_time_targets", args=(targets,))
         except Exception as error:
             self._timed = False
             return f"no time in host methods: {type(error).__name__}: {error}"
@@ -182,7 +194,7 @@ class _Engine:
     def take_times(self) -> dict[str, list[float]]:
         """Return calls and seconds of each timed target since the last time, over all workers."""
         total: dict[str, list[float]] = {}
-        for found in self._engine.collective_rpc("ascend_opt_take_times") if self._timed else ():
+        for found in self.llm.collective_rpc("ascend_opt_take_times") if self._timed else ():
             for target, (calls, seconds) in found.items():
                 old = total.get(target, [0, 0.0])
                 total[target] = [old[0] + calls, old[1] + seconds]
@@ -190,34 +202,34 @@ class _Engine:
 
     def _prompt(self, index: int, spec: Any, max_tokens: int) -> dict[str, Any]:
         """Return vLLM's form of a prompt, always as token ids."""
-        limit = self._config.model_config.max_model_len - max_tokens
+        limit = self.config.model_config.max_model_len - max_tokens
         if limit < 1:
             raise InputError(
                 f"{max_tokens} tokens to generate leave no room for a prompt in "
-                f"max_model_len={self._config.model_config.max_model_len}; "
+                f"max_model_len={self.config.model_config.max_model_len}; "
                 "give a smaller --max-tokens"
             )
         if isinstance(spec, dict) and "tokens" in spec:
             return {"prompt_token_ids": self._made(min(spec["tokens"], limit), spec["offset"])}
         if isinstance(spec, dict):
-            size = self._config.model_config.get_vocab_size()
+            size = self.config.model_config.get_vocab_size()
             source = random.Random(spec["seed"])
             tokens = [source.randrange(size) for _ in range(spec["random"])]
         elif isinstance(spec, str):
-            tokens = list(self._engine.get_tokenizer().encode(spec))
+            tokens = list(self.llm.get_tokenizer().encode(spec))
         else:
             tokens = list(spec)
         if not 1 <= len(tokens) <= limit:
             raise InputError(
                 f"prompt {index + 1} has {len(tokens)} tokens, expected 1 to {limit} "
-                f"(max_model_len={self._config.model_config.max_model_len}, less {max_tokens} to "
+                f"(max_model_len={self.config.model_config.max_model_len}, less {max_tokens} to "
                 "generate); shorten it, or give --max-model-len after --"
             )
         return {"prompt_token_ids": tokens}
 
     def _made(self, length: int, offset: int) -> list[int]:
         if not self._text:
-            self._text = list(self._engine.get_tokenizer().encode(TEXT, add_special_tokens=False))
+            self._text = list(self.llm.get_tokenizer().encode(TEXT, add_special_tokens=False))
         offset %= len(self._text)
         copies = -(-(offset + length) // len(self._text))
         return (self._text * copies)[offset : offset + length]
@@ -281,10 +293,10 @@ def _records() -> list[dict[str, Any]]:
 
 def main(setup_path: str, answers_path: str) -> int:
     """Serve commands until standard input ends."""
-    answers = _Answers(Path(answers_path))
-    commands = _Commands()
+    answers = Answers(Path(answers_path))
+    commands = Commands()
     try:
-        engine = _Engine(json.loads(Path(setup_path).read_text()))
+        engine = Engine(json.loads(Path(setup_path).read_text()))
         answers.write("started", start_s=engine.start_s, **engine.facts())
         for command in commands:
             match command["do"]:

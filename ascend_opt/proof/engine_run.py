@@ -248,10 +248,21 @@ class EngineProcess:
         found: list[dict[str, Any]] = self._await("records")["records"]
         return found
 
-    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Send a command that has one answer of the same name."""
+    def ask(
+        self,
+        command: str,
+        finished: Callable[[dict[str, Any]], None] | None = None,
+        **arguments: Any,
+    ) -> dict[str, Any]:
+        """Send a command that has one answer of the same name.
+
+        Args:
+            command: The command.
+            finished: Called with each part that is finished before.
+            arguments: Of the command.
+        """
         self._command(command, **arguments)
-        return self._await(command)
+        return self._await(command, finished)
 
     def outcome(self) -> Outcome:
         """Wait for a module that does the whole job by itself and writes one `Outcome`.

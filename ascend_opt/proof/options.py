@@ -30,6 +30,7 @@ from ascend_opt.proof.workspace import Progress, Workspace
 
 if TYPE_CHECKING:
     from ascend_opt.proof.bench import Plan
+    from ascend_opt.proof.host.bench import HostPlan
 
 INTERRUPTED = 130
 Command = Callable[..., None]
@@ -44,7 +45,7 @@ class Asked:
     Attributes:
         enables: Values of `--enable`.
         config: Value of `--config`.
-        model: Value of `--model`.
+        model: Value of `--model`; None if it was left out.
         python: Command that starts Python for the engines.
         timeout_s: When to give up on an engine.
         output: Where results are kept.
@@ -53,7 +54,7 @@ class Asked:
 
     enables: tuple[str, ...]
     config: str | None
-    model: str
+    model: str | None
     python: str
     timeout_s: float
     output: str | None
@@ -112,12 +113,25 @@ class Asked:
             raise click.UsageError("--python: expected a command")
         if any(word.split("=")[0] == "--model" for word in self.arguments):
             raise click.UsageError("give --model before --, not among vLLM's arguments")
-        workspace = Workspace(self.output or output, command)
-        well = False
-        try:
+        if self.model is None:
+            raise click.UsageError("Missing option '--model'.")
+        with self.working(command, output) as workspace:
             model = resolve_model(self.model, workspace.scratch)
             subject = Subject(model, self.arguments, tuple(words), self.timeout_s)
             yield Runner(subject, workspace, Progress(command))
+
+    @contextlib.contextmanager
+    def working(self, command: str, output: str | None = None) -> Iterator[Workspace]:
+        """Give a place for results; keep and name them where the body does not end well.
+
+        Args:
+            command: The command's name.
+            output: Where results go if the user did not say.
+        """
+        workspace = Workspace(self.output or output, command)
+        well = False
+        try:
+            yield workspace
             well = True
         except SystemExit as ending:
             well = ending.code in (0, None)
@@ -161,9 +175,8 @@ subject_options = _collected(
     click.option("--config", type=click.Path(), help="Passes of a YAML configuration."),
     click.option(
         "--model",
-        required=True,
         help="A checkpoint's directory, a cached Hugging Face name, or 'tiny': a small random "
-        "Qwen3 that is made on the spot.",
+        "Qwen3 that is made on the spot. Only `bench --host` does without.",
     ),
     click.option(
         "--python",
@@ -231,27 +244,43 @@ task_options = _collected(
 )
 
 
-def _plan(
-    num_requests: str, input_len: str, output_len: int, rounds: int, in_turn: bool
-) -> Callable[[], Plan]:
-    def plan() -> Plan:
-        missing = [name for name in ("scipy", "matplotlib", "jinja2") if find_spec(name) is None]
-        if missing:
-            raise click.UsageError(
-                f"{', '.join(missing)} not installed; pip install 'ascend-opt[proof]'"
-            )
+@dataclass(frozen=True)
+class Measured:
+    """What is measured, and how often; see the options of the same names."""
+
+    num_requests: str | None
+    input_len: str
+    output_len: int
+    rounds: int | None
+    in_turn: bool
+
+    def __call__(self) -> Plan:
+        """Return the plan of a benchmark.
+
+        Raises:
+            UsageError: A library is not installed.
+            SweepError: An option cannot be read.
+        """
+        _require_libraries()
         from ascend_opt.proof.bench import Plan
         from ascend_opt.proof.sweep import loads
 
-        return Plan(loads(num_requests, input_len, output_len), rounds, in_turn)
+        found = loads(self.num_requests or "8", self.input_len, self.output_len)
+        return Plan(found, self.rounds or 12, self.in_turn)
 
-    return plan
+
+def _require_libraries() -> None:
+    missing = [name for name in ("scipy", "matplotlib", "jinja2") if find_spec(name) is None]
+    if missing:
+        raise click.UsageError(
+            f"{', '.join(missing)} not installed; pip install 'ascend-opt[proof]'"
+        )
 
 
 plan_options = _collected(
     "plan",
-    _plan,
-    ("num_requests", "input_len", "output_len", "rounds", "in_turn"),
+    Measured,
+    tuple(field.name for field in dataclasses.fields(Measured)),
     click.option(
         "--sweep",
         "sweeps",
@@ -259,20 +288,101 @@ plan_options = _collected(
         metavar="PASS.PARAMETER=V,V,...",
         help="Try each value of a parameter; may be given again, for every combination.",
     ),
-    click.option("--num-requests", default="8", show_default=True, metavar="N,N,..."),
+    click.option("--num-requests", metavar="N,N,...", help="8 if left out."),
     click.option("--input-len", default="128", show_default=True, metavar="N,N,..."),
     click.option("--output-len", type=click.IntRange(min=2), default=64, show_default=True),
     click.option(
         "--rounds",
         type=click.IntRange(min=6),
-        default=12,
-        show_default=True,
-        help="Pairs of rounds, off and on, for each candidate and load.",
+        help="Pairs of rounds, off and on, for each candidate and load; 12 if left out.",
     ),
     click.option(
         "--in-turn",
         is_flag=True,
         help="One engine at a time, where the device has no room for two: slower, and noisier.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What `bench --host` measures; see the options of the same names."""
+
+    host: bool
+    shapes: str
+    max_num_seqs: str
+    mode: str
+    profile: bool
+
+    def plan(self, asked: Asked, measured: Measured) -> HostPlan:
+        """Return the plan of a benchmark of the host.
+
+        Raises:
+            UsageError: An option does not go with `--host`, or a library is not installed.
+            SweepError: An option cannot be read.
+        """
+        _require_libraries()
+        if asked.model is not None:
+            raise click.UsageError("--host needs no weights: give --shapes, not --model")
+        if asked.elsewhere:
+            raise click.UsageError("--host starts its engines on simnpu: leave --python out")
+        from ascend_opt.proof.host.bench import HostPlan
+        from ascend_opt.proof.sweep import whole_numbers
+
+        return HostPlan(
+            shapes=self.shapes,
+            num_requests=tuple(
+                whole_numbers("--num-requests", measured.num_requests or _HOST_REQUESTS)
+            ),
+            max_num_seqs=tuple(whole_numbers("--max-num-seqs", self.max_num_seqs)),
+            mode=self.mode,
+            rounds=measured.rounds or _HOST_ROUNDS,
+            profile=self.profile,
+            arguments=asked.arguments,
+            timeout_s=asked.timeout_s,
+        )
+
+
+_HOST_REQUESTS, _HOST_ROUNDS = "1,8,32,64,144,256", 40
+
+host_options = _collected(
+    "host",
+    Host,
+    tuple(field.name for field in dataclasses.fields(Host)),
+    click.option(
+        "--host",
+        is_flag=True,
+        help="The host's part of a decode step alone, without a device or weights: the real "
+        "vllm-ascend over the simulated driver, passes swapped step by step. Then --num-requests "
+        f"is {_HOST_REQUESTS} and --rounds {_HOST_ROUNDS} if left out.",
+    ),
+    click.option(
+        "--shapes",
+        default="qwen3-8b",
+        show_default=True,
+        metavar="MODEL",
+        help="With --host: tiny, qwen3-8b, qwen3-32b, or the config.json of a dense Qwen2 or "
+        "Qwen3.",
+    ),
+    click.option(
+        "--max-num-seqs",
+        default="256",
+        show_default=True,
+        metavar="N,N,...",
+        help="With --host: room for requests, an engine for each.",
+    ),
+    click.option(
+        "--mode",
+        type=click.Choice(["eager", "graph"]),
+        default="eager",
+        show_default=True,
+        help="With --host: eager, or full graphs for decode.",
+    ),
+    click.option(
+        "--profile",
+        is_flag=True,
+        help="With --host: what is left with the passes, function by function; those first that "
+        "grow with the number of requests.",
     ),
 )
 

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from ascend_opt.proof.bench import METRICS, Benchmark
+from ascend_opt.proof.bench import HOST_METRICS, METRICS, Benchmark, metric
 
 
 def draw(found: Benchmark) -> Any:
@@ -18,13 +18,14 @@ def draw(found: Benchmark) -> Any:
 
     loads = list(dict.fromkeys(str(cell.load) for cell in found.cells))
     labels = list(found.passes)
-    names = [n for n in METRICS if any(n in cell.off for cell in found.cells)]
+    known = (*METRICS, *HOST_METRICS)
+    names = [n for n in known if any(n in cell.off for cell in found.cells)]
     width = max(4.0, 1.2 + 0.35 * len(loads) * len(labels))
     figure, axes = pyplot.subplots(
         1, len(names), figsize=(width * len(names), 4.2), squeeze=False, layout="constrained"
     )
     for axis, name in zip(axes[0], names, strict=True):
-        better = "higher" if METRICS[name].higher_is_better else "lower"
+        better = "higher" if metric(name).higher_is_better else "lower"
         axis.axhline(0, color="0.5", linewidth=1)
         for number, label in enumerate(labels):
             shift = (number - (len(labels) - 1) / 2) * 0.6 / max(len(labels), 1)
@@ -45,7 +46,7 @@ def draw(found: Benchmark) -> Any:
                 label=label,
             )
         axis.set_xticks(range(len(loads)), loads, rotation=30, ha="right")
-        axis.set_xlabel("requests x input+output tokens")
+        axis.set_xlabel(found.setup.get("loads", "requests x input+output tokens"))
         axis.set_title(f"{name} ({better} is better)", fontsize=10)
         axis.set_ylabel("change with the passes, %")
     # Once for all panels, above them, where it covers no point.

@@ -36,7 +36,7 @@ def rows(cells: Iterable[Cell]) -> list[Row]:
     found = []
     for cell in cells:
         for name, compared in cell.compared().items():
-            kind = metric(name)
+            kind = metric(name, cell.method_unit)
             found.append(
                 Row(
                     candidate=cell.candidate,

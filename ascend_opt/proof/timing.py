@@ -19,13 +19,21 @@ from ascend_opt.targets import Target
 EXTENSION = "ascend_opt.proof.timing.WorkerTimer"
 
 
-class _Clock:
+class Clock:
+    """Counts calls of a method and sums their time.
+
+    Attributes:
+        calls: How many there were.
+        seconds: How long they took together.
+    """
+
     def __init__(self) -> None:
         self.calls = 0
         self.seconds = 0.0
         self._depth = 0
 
     def time(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """Call `wrapped` and take its time; a wrapper for `wrapt`."""
         if self._depth:  # a method that calls itself is one call
             return wrapped(*args, **kwargs)
         self._depth += 1
@@ -38,7 +46,7 @@ class _Clock:
             self._depth -= 1
 
 
-_clocks: dict[str, _Clock] = {}
+_clocks: dict[str, Clock] = {}
 
 
 class WorkerTimer:
@@ -49,7 +57,7 @@ class WorkerTimer:
         missing = []
         for text in targets:
             target = Target.parse(text)
-            clock = _Clock()
+            clock = Clock()
             try:
                 importlib.import_module(target.module)
                 wrapt.wrap_function_wrapper(target.module, target.qualname, clock.time)

@@ -127,7 +127,7 @@ def test_the_engine_ends_when_its_user_dies(tmp_path: Path) -> None:
     """An engine whose parent was killed notices, though it is in a session of its own."""
     script = (
         "import sys, time; from ascend_opt.proof import engine_child\n"
-        "commands = engine_child._Commands(); print('up', flush=True); time.sleep(1000)"
+        "commands = engine_child.Commands(); print('up', flush=True); time.sleep(1000)"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", script],

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ascend_opt.simnpu.triton_interpreter import install
+from ascend_opt.simnpu.triton_interpreter import compute_nothing, install
 
 
 class Stream:
@@ -309,3 +309,24 @@ def test_device_functions_and_programs(stream):
     stream.synchronize()
 
     assert torch.equal(y, 3 * x + 2)  # what the last program left
+
+
+def test_without_compute_a_launch_returns_at_once(monkeypatch):
+    """A kernel with books is handed its tensors by parameter; of any other only the name is left."""
+    run = triton.runtime.interpreter.InterpretedFunction.run
+    monkeypatch.setattr(triton.runtime.interpreter.InterpretedFunction, "run", run)
+    books, names = [], []
+    compute_nothing(["double"], lambda name, given: books.append((name, given)), names.append)
+    x, y = torch.ones(8), torch.zeros(8)
+
+    double[(2,)](x, y, n=8, BLOCK=4)
+    undocumented = triton.jit(lambda p: None)
+    undocumented[(1,)](x)
+
+    [(name, given)] = books
+    assert name == "double"
+    assert given["x"] is x
+    assert given["y"] is y
+    assert set(given) == {"x", "y"}
+    assert names == ["triton::<lambda>"]
+    assert torch.equal(y, torch.zeros(8))
