@@ -28,6 +28,7 @@ class _Group(click.Group):
     """Imports the commands of the larger parts when one of them is called."""
 
     _PARTS: ClassVar[dict[str, str]] = {
+        "compat": "ascend_opt.compat.cli",
         "simnpu": "ascend_opt.simnpu.cli",
         **dict.fromkeys(("verify", "bisect", "bench", "tune"), "ascend_opt.proof.cli"),
     }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ascend_opt.base import BUILTIN, Pass, Patch
 from ascend_opt.states import State, TargetReport
-from ascend_opt.targets import Source, locate
+from ascend_opt.targets import Source, Target, locate
 
 
 class Action(StrEnum):
@@ -52,9 +52,12 @@ class Verdict:
     reason: str
 
 
-def recognise(patch: Patch) -> Recognition:
-    """Look one target up on disk; imports nothing."""
-    source = locate(patch.target)
+Find = Callable[[Target], Source | None]
+
+
+def recognise(patch: Patch, find: Find = locate) -> Recognition:
+    """Look one target up on disk, where `find` looks for it; imports nothing."""
+    source = find(patch.target)
     if source is None:
         return Recognition(patch, None, None, Action.LEAVE if patch.optional else Action.MISSING)
     variant = patch.known.get(source.fingerprint)
@@ -69,9 +72,9 @@ def recognise(patch: Patch) -> Recognition:
     return Recognition(patch, source, variant, action)
 
 
-def recognise_all(cls: type[Pass]) -> tuple[Recognition, ...]:
+def recognise_all(cls: type[Pass], find: Find = locate) -> tuple[Recognition, ...]:
     """Look all targets of a pass up on disk."""
-    return tuple(recognise(patch) for patch in cls.patches)
+    return tuple(recognise(patch, find) for patch in cls.patches)
 
 
 def judge(recognitions: Iterable[Recognition], allow_unknown: bool) -> Verdict:

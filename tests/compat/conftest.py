@@ -6,15 +6,15 @@ import os
 
 import pytest
 
-from compat.releases import RELEASES, SourceUnavailableError, source
+from ascend_opt.compat.sources import SourceUnavailableError
+from compat.table import fetch_all, listed
 
 
 @pytest.fixture(scope="session", autouse=True)
 def sources() -> None:
     """Fetch every release once; without a registry, skip (or fail, where they are required)."""
     try:
-        for version in RELEASES:
-            source(version)
+        fetch_all(listed())
     except SourceUnavailableError as error:
         if os.environ.get("ASCEND_OPT_REQUIRE_SOURCES"):
             pytest.exit(str(error), returncode=1)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compat import table
 
+from ascend_opt.conditions import installed_version
 from ascend_opt.tiny import HIDDEN, INTERMEDIATE, write_tiny_model
 
 LAYERS = 4
@@ -109,6 +111,14 @@ def test_a_decode_step_prefetches_each_weight_once(mode: str, run: Run) -> None:
         ]
         * DECODE["max_tokens"]
     )
+
+
+def test_the_counts_are_those_of_the_compatibility_table(run: Run) -> None:
+    """docs/compatibility.md says of the installed vLLM what its engine does in a decode step."""
+    promised = table.read()["engine"][installed_version("vllm")]
+    _, steps = run("eager", RECORD)["runs"][0]
+    assert steps[-1]["prefetches"] == promised["prefetches_a_step"]
+    assert steps[-1]["bytes_prefetched"] == promised["bytes_a_step"]
 
 
 @pytest.mark.parametrize("mode", MODES)

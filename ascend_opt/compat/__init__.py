@@ -1,0 +1,1 @@
+"""What of an installed or a released vLLM and vllm-ascend the passes recognise."""
