@@ -1,15 +1,17 @@
 """The process of an engine whose decode steps are timed, one arm after another.
 
 Started like `engine_child`, under simnpu without compute. `measure` puts requests into a steady
-decode and takes a turn for each arm in each round: passes in, a step that is not timed, a timed
-one, and one with clocks on the methods that passes patch. The order of the arms rotates, so none
-always follows the same one.
+decode and takes a turn for each arm in each round: passes in, two steps that are not timed, a timed
+one, and one with clocks on the methods that passes patch. The order of the arms is random, since
+what a switch leaves behind would else always be in the way of the same arm.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import random
 import resource
 import sys
 import time
@@ -25,7 +27,8 @@ from ascend_opt.proof.host.swap import clocks, switch
 from ascend_opt.simnpu import counters
 
 WARM_UP = 12  # steps of steady decode before the first turn
-_STEPS_IN_A_TURN = 3
+LEAD_IN = 2  # the first steps after a switch look things up
+_STEPS_IN_A_TURN = LEAD_IN + 2
 _IN_FLIGHT = 8  # steps that scheduling ahead may take more
 
 
@@ -43,9 +46,8 @@ class HostEngine(Engine):
         records: dict[str, Any] = {}
         self._decode(command, steps_of(rounds, len(arms)))
         for number in range(rounds):
-            first = number % len(arms)
             turns = {}
-            for label, passes in [*arms[first:], *arms[:first]]:
+            for label, passes in random.Random(number).sample(arms, len(arms)):
                 switch(passes)
                 turns[label] = self._turn(command["targets"])
                 records[label] = _record()
@@ -98,11 +100,14 @@ class HostEngine(Engine):
 
     def _turn(self, targets: list[str]) -> dict[str, Any]:
         step = self.llm.step
-        step()  # the first after a switch looks things up
+        for _ in range(LEAD_IN):
+            step()
         before = counters.snapshot()
+        gc.disable()  # whose turn it is to pay for garbage is chance
         cpu, begun = time.thread_time(), time.perf_counter()
         step()
         wall_s, cpu_s = time.perf_counter() - begun, time.thread_time() - cpu
+        gc.enable()
         calls = (counters.snapshot() - before).calls
         with clocks(targets) as found:
             step()

@@ -312,7 +312,7 @@ def test_device_functions_and_programs(stream):
 
 
 def test_without_compute_a_launch_returns_at_once(monkeypatch):
-    """A kernel with books is handed its tensors by parameter; of any other only the name is left."""
+    """A kernel with books is handed its tensors; of any other only the name is left."""
     run = triton.runtime.interpreter.InterpretedFunction.run
     monkeypatch.setattr(triton.runtime.interpreter.InterpretedFunction, "run", run)
     books, names = [], []
