@@ -56,7 +56,8 @@ def _show(found: Report, fetched: bool) -> None:
                     one.name,
                     one.state,
                     target.target,
-                    target.variant or (target.action if target.file else "missing"),
+                    target.variant
+                    or ("absent" if target.action == Action.LEAVE else target.action),
                     f"{target.file}:{target.line}" if target.file else "-",
                     target.fingerprint or "-",
                 )
