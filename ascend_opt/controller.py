@@ -342,11 +342,11 @@ class Controller:
             slot.instance.counters.clear()
         self._reporter.after_fork()  # last: its thread wants the new lock
 
-    def _snapshot(self) -> tuple[list[PassStatus], int | None]:
+    def _snapshot(self) -> tuple[list[PassStatus], int | None, int | None]:
         with self._exclusive():
             engines = self._living()
-            rank = engines[-1].rank if engines else None
-            return [slot.status() for slot in self._slots.values()], rank
+            rank, replica = (engines[-1].rank, engines[-1].replica) if engines else (None, None)
+            return [slot.status() for slot in self._slots.values()], rank, replica
 
     def _export(self) -> None:
         """Hand what is asked for here down to child processes and Ray workers."""

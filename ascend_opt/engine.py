@@ -31,7 +31,7 @@ class Engine:
 
     Attributes:
         config: Its `VllmConfig`.
-        rank: Its global rank.
+        rank: Its rank among the workers of this engine.
         running: Whether the worker existed before we looked, so that its model may be built.
         worker: Weak reference to the worker: what a dead one refused counts no longer.
     """
@@ -40,6 +40,14 @@ class Engine:
     rank: int | None
     running: bool
     worker: Callable[[], Any]
+
+    @property
+    def replica(self) -> int:
+        """Which of the data-parallel engines this is; 0 if there is one."""
+        parallel = getattr(self.config, "parallel_config", None)
+        # Engines of a dense model run alone: their own rank is 0, and the index says which.
+        index = getattr(parallel, "data_parallel_index", None)
+        return int(index if index is not None else getattr(parallel, "data_parallel_rank", 0))
 
 
 def _all_objects() -> list[Any]:

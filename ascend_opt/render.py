@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ascend_opt.doctor import Check
-from ascend_opt.reporting import Record
+from ascend_opt.reporting import Process, Record
 from ascend_opt.states import Explanation, Mode, State
 
 _COLOURS = {
@@ -135,7 +135,7 @@ def records(found: Sequence[Record]) -> Table | Text:
             (
                 record.process.pid,
                 record.process.role,
-                "-" if record.process.rank is None else record.process.rank,
+                _rank(record.process),
                 status.name,
                 status.state.shown(status.mode),
                 " ".join(f"{key}={value}" for key, value in status.counters.items()),
@@ -145,3 +145,10 @@ def records(found: Sequence[Record]) -> Table | Text:
             for status in record.passes
         ),
     )
+
+
+def _rank(process: Process) -> str:
+    """Return the rank; before a colon the engine's number, of engines beyond the first."""
+    if process.rank is None:
+        return "-"
+    return f"{process.replica}:{process.rank}" if process.replica else str(process.rank)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import json
 import logging
 import multiprocessing
@@ -34,6 +35,8 @@ INTERVAL_S = 1.0
 MAX_CHARACTERS = 1 << 20
 _SUFFIX = ".json"
 _HALF_WRITTEN = re.compile(r"\.(\d{1,10})\.json\..*")
+_RAY_WORKER = "default_worker.py"
+"""The program of every worker process of Ray, which is nobody's child by multiprocessing."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,9 @@ class Process:
         pid: Process id.
         started: The process's start time in clock ticks since boot; tells a reused pid apart.
         parent: Parent's process id.
-        role: `main`, `EngineCore`, `Worker`, …: what vLLM calls the process.
-        rank: Global rank of the worker in this process, or None.
+        role: `main`, `EngineCore`, `VllmWorker-0`, …: what vLLM calls the process; `RayWorker`.
+        rank: Rank of the worker in this process among those of its engine, or None.
+        replica: Which of the data-parallel engines that worker belongs to; 0 if there is one.
     """
 
     pid: int
@@ -53,6 +57,7 @@ class Process:
     parent: int
     role: str
     rank: int | None
+    replica: int | None
 
 
 @dataclass(frozen=True)
@@ -127,13 +132,13 @@ class Reporter:
     """Writes this process's record while there is something to say.
 
     Args:
-        snapshot: Returns the statuses to write and the rank of the worker here.
+        snapshot: Returns the statuses to write, and rank and replica of the worker here.
         tick: Called before each write; looks after what may have changed by itself.
     """
 
     def __init__(
         self,
-        snapshot: Callable[[], tuple[Iterable[PassStatus], int | None]],
+        snapshot: Callable[[], tuple[Iterable[PassStatus], int | None, int | None]],
         tick: Callable[[], None],
     ) -> None:
         self._snapshot = snapshot
@@ -191,8 +196,8 @@ class Reporter:
         self._write(only_for=None)
 
     def _write(self, only_for: threading.Thread | None) -> None:
-        passes, rank = self._snapshot()
-        record = Record(_this_process(rank), time.time(), tuple(passes))
+        passes, rank, replica = self._snapshot()
+        record = Record(_this_process(rank, replica), time.time(), tuple(passes))
         with self._lock:
             # After close() a thread that was about to write must not bring the record back.
             if only_for is None or self._thread is only_for:
@@ -228,11 +233,16 @@ class Reporter:
                 written.unlink()
 
 
-def _this_process(rank: int | None) -> Process:
+def _this_process(rank: int | None, replica: int | None) -> Process:
     pid = os.getpid()
+    return Process(pid, started_at(pid) or 0, os.getppid(), _role(), rank, replica)
+
+
+def _role() -> str:
     name = multiprocessing.current_process().name
-    role = "main" if name == "MainProcess" else name
-    return Process(pid, started_at(pid) or 0, os.getppid(), role, rank)
+    if name != "MainProcess":
+        return name
+    return "RayWorker" if Path(sys.argv[0]).name == _RAY_WORKER else "main"
 
 
 def _replace(path: Path, text: str) -> None:
@@ -298,9 +308,7 @@ def _is_ours(pid: int) -> bool:
 def _read(path: Path) -> Record | None:
     try:
         data = json.loads(_text_of(path))
-        process = Process(
-            **{key: data[key] for key in ("pid", "started", "parent", "role", "rank")}
-        )
+        process = Process(**{field.name: data[field.name] for field in dataclasses.fields(Process)})
         if path.name != f"{process.pid}{_SUFFIX}":
             return None
         passes = tuple(_status(item) for item in data["passes"])
@@ -346,7 +354,7 @@ def _is_well_typed(record: Record) -> bool:
             texts += [target.target, target.note, target.variant or ""]
     return (
         all(type(number) is int for number in integers)
-        and (process.rank is None or type(process.rank) is int)
+        and all(n is None or type(n) is int for n in (process.rank, process.replica))
         and all(isinstance(text, str) for text in texts)
         and all(isinstance(mapping, dict) for mapping in mappings)
     )

@@ -3,10 +3,11 @@
 import functools
 import gc
 import importlib
+from types import SimpleNamespace
 
 import pytest
 
-from ascend_opt.engine import TARGET, EngineWatch
+from ascend_opt.engine import TARGET, Engine, EngineWatch
 from ascend_opt.errors import NotApplicableError
 
 
@@ -34,6 +35,20 @@ def test_a_worker_is_reported_with_its_config_after_its_init(site, watch):
 
     assert (engine.config, engine.rank, engine.running) == (config, 2, False)
     assert engine.worker() is worker
+
+
+@pytest.mark.parametrize(
+    ("parallel", "replica"),
+    [
+        ({"data_parallel_index": 1, "data_parallel_rank": 0}, 1),
+        ({"data_parallel_rank": 2}, 2),
+        (None, 0),
+    ],
+)
+def test_a_data_parallel_engine_says_which_it_is(parallel, replica):
+    """By the index, where a dense model's engines each call themselves rank 0; 0 if alone."""
+    config = SimpleNamespace(parallel_config=parallel and SimpleNamespace(**parallel))
+    assert Engine(config, 0, False, lambda: None).replica == replica
 
 
 def test_a_worker_of_a_frozen_heap_is_seen(base, watch):

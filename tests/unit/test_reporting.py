@@ -26,9 +26,12 @@ STATUS = PassStatus(
 
 @pytest.fixture
 def reporter():
-    made = Reporter(lambda: ((STATUS,), 3), lambda: None)
+    made = Reporter(lambda: ((STATUS,), 3, 1), lambda: None)
     yield made
     made.close()
+
+
+REST = '"parent": 1, "role": "", "rank": 0, "replica": 0'
 
 
 def record_file():
@@ -39,6 +42,7 @@ def write_record(pid, started, name=None, **changes):
     directory = run_directory()
     directory.mkdir(mode=0o700, exist_ok=True)
     data = {"pid": pid, "started": started, "parent": 1, "role": "Worker", "rank": 0}
+    data["replica"] = 0
     data |= {"updated": 1.0, "passes": [], **changes}
     path = directory / (name or f"{pid}.json")
     path.write_text(json.dumps(data))
@@ -52,11 +56,16 @@ def test_a_record_reads_back_as_it_was_written(reporter):
     (record,) = read_records()
 
     assert record.passes == (STATUS,)
-    assert (record.process.pid, record.process.role, record.process.rank) == (
-        os.getpid(),
-        "main",
-        3,
-    )
+    process = record.process
+    assert (process.pid, process.role) == (os.getpid(), "main")
+    assert (process.rank, process.replica) == (3, 1)
+
+
+def test_a_worker_of_ray_is_called_so(reporter, monkeypatch):
+    """A process that Ray started has no name by multiprocessing; its program tells."""
+    monkeypatch.setattr("sys.argv", ["/site-packages/ray/_private/workers/default_worker.py", "-x"])
+    reporter.write()
+    assert read_records()[0].process.role == "RayWorker"
 
 
 def test_the_directory_and_the_record_are_private(reporter):
@@ -145,7 +154,8 @@ def test_a_reader_never_sees_half_a_record(reporter):
     """Writes replace the file: a reader in between gets the old or the new one."""
     texts = iter(range(10_000))
     busy = Reporter(
-        lambda: ((PassStatus("p", State.OFF, "x" * 4000 + str(next(texts))),), None), lambda: None
+        lambda: ((PassStatus("p", State.OFF, "x" * 4000 + str(next(texts))),), None, None),
+        lambda: None,
     )
     busy.write()
     stop = threading.Event()
@@ -267,6 +277,7 @@ TARGET = ENTRY["targets"][0]
     [
         {"role": ["Worker"]},
         {"rank": "0"},
+        {"replica": "0"},
         {"parent": None},
         {"updated": "soon"},
         {"passes": [ENTRY | {"name": 3}]},
@@ -355,9 +366,9 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_behind():
         "not json",
         "[" * 100_000,
         '{"pid": 1}',
-        '{"pid": "../1", "started": null, "parent": 1, "role": "", "rank": 0, "passes": []}',
-        '{"pid": 1, "started": 1, "parent": 1, "role": "", "rank": 0, "updated": 0, "passes": [3]}',
-        '{"pid": 1, "started": 1, "parent": 1, "role": "", "rank": 0, "updated": 0, "passes": 3}',
+        f'{{"pid": "../1", "started": null, {REST}, "passes": []}}',
+        f'{{"pid": 1, "started": 1, {REST}, "updated": 0, "passes": [3]}}',
+        f'{{"pid": 1, "started": 1, {REST}, "updated": 0, "passes": 3}}',
     ],
 )
 def test_what_is_no_record_is_ignored_and_left(text):
@@ -406,7 +417,7 @@ def test_close_removes_the_record_and_it_stays_away(reporter):
     def snapshot():
         entered.set()
         go.wait(10)
-        return (STATUS,), None
+        return (STATUS,), None, None
 
     slow = Reporter(snapshot, lambda: None)
     slow.start()
