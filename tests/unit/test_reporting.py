@@ -125,7 +125,9 @@ def test_a_full_disk_costs_one_warning(reporter, monkeypatch, caplog, code):
 def test_each_time_that_records_cannot_be_written_is_said(monkeypatch, caplog):
     """A disk that was full, had room again and is full again: two warnings."""
     numbers = itertools.count()
-    busy = Reporter(lambda: ((PassStatus("p", State.OFF, str(next(numbers))),), None), lambda: None)
+    busy = Reporter(
+        lambda: ((PassStatus("p", State.OFF, str(next(numbers))),), None, None), lambda: None
+    )
     directory = str(run_directory())
     for turn in (1, 2):
         monkeypatch.setenv(reporting.ENVIRONMENT, "/proc/nowhere")
@@ -328,7 +330,7 @@ from ascend_opt.reporting import Reporter
 from ascend_opt.states import PassStatus, State
 numbers = itertools.count()
 reporter = Reporter(
-    lambda: ([PassStatus("p", State.ACTIVE, "x" * 20_000, counters={"steps": next(numbers)})], 0),
+    lambda: ([PassStatus("p", State.ACTIVE, "x" * 20_000, counters={"n": next(numbers)})], 0, 0),
     lambda: None,
 )
 reporter.write()
