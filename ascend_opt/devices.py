@@ -127,6 +127,8 @@ class NpuBackend:
     def __init__(self) -> None:
         # Events recorded in the capture that is under way; the graph keeps them afterwards.
         self._events: list[Any] = []
+        self._joined: Any = None  # recorded at its end, and made in time: making one can fail
+        self._closing = False
         self._graph_class: Any = None
         self._original: Any = None
         self._joining: Any = None
@@ -145,6 +147,7 @@ class NpuBackend:
         """See `PrefetchBackend.prepare`."""
         import torch
 
+        self._closing = False
         if self._joining is not None:
             return
         if NpuBackend._side is None:
@@ -184,13 +187,18 @@ class NpuBackend:
         import torch
 
         size = min(max_bytes, extent(weight))
+        capturing = self.capturing()
         ready = torch.npu.Event()
+        if capturing and self._joined is None:
+            self._joined = torch.npu.Event()
         ready.record(torch.npu.current_stream())
+        if capturing:
+            # From the next call on the side stream is part of the capture, which has to be joined
+            # whatever fails from there on.
+            self._events.append(ready)
         self._side.wait_event(ready)
         with torch.npu.stream(self._side):
             torch.ops.npu.npu_prefetch(weight, trigger, size)
-        if self.capturing():
-            self._events.append(ready)
         return size
 
     def _join(self, graph: Any) -> None:
@@ -198,15 +206,22 @@ class NpuBackend:
             return
         import torch
 
-        done = torch.npu.Event()
+        done, self._joined = self._joined, None
         done.record(self._side)
         torch.npu.current_stream().wait_event(done)
         # The captured graph refers to its events for as long as it can be replayed.
         graph.ascend_opt_prefetch_events = (*self._events, done)
         self._events = []
+        if self._closing:
+            self._take_out()
 
     def close(self) -> None:
-        """See `PrefetchBackend.close`."""
+        """See `PrefetchBackend.close`; a capture that is under way is joined first."""
+        self._closing = True
+        if not self._events:
+            self._take_out()
+
+    def _take_out(self) -> None:
         # Under someone else's later wrapper ours stays, and does nothing any more.
         if self._joining is not None and vars(self._graph_class)["capture_end"] is self._joining:
             self._graph_class.capture_end = self._original
