@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ import wrapt
 from ascend_opt import control
 from ascend_opt.proof.timing import Clock
 from ascend_opt.targets import Target
+
+SETTLE_S = 0.02
+"""In which the process writes its record of passes that have changed, in a thread of its own."""
 
 Passes = Mapping[str, Mapping[str, Any]]
 """Pass name to its parameters and options."""
@@ -35,6 +39,7 @@ def switch(passes: Passes) -> None:
         if name not in before or before[name].as_plain() != dict(parameters):
             control.enable(name, **parameters)
     gc.collect(1)  # what switching left behind is not for the next step to clear away
+    time.sleep(SETTLE_S)
 
 
 @contextlib.contextmanager
