@@ -135,7 +135,7 @@ def random_writes(switch: Callable[[bool], None], how: str) -> list[str]:
     import torch
     from vllm.v1.worker.gpu.buffer_utils import UvaBuffer
 
-    rng = random.Random(11)
+    rng, switches = random.Random(11), random.Random(3)
     buffers = [UvaBuffer(7, torch.int32), UvaBuffer((6, 3), torch.float32)]
     held = []
     on = how == "on"
@@ -157,7 +157,7 @@ def random_writes(switch: Callable[[bool], None], how: str) -> list[str]:
             buffer.cpu[key] = torch.from_numpy(value)
         else:
             buffer.np[key] = value.tolist() if value.size and rng.random() < 0.3 else value
-        if how == "switched" and rng.random() < 0.1:
+        if how == "switched" and switches.random() < 0.1:
             on = not on
             switch(on)
         if rng.random() < 0.5:

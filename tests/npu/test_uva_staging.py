@@ -14,8 +14,8 @@ from ascend_opt.tiny import write_tiny_model
 
 PROGRAM = Path(__file__).with_name("staging_program.py")
 BOTH = "sync-elision+uva-staging"
-# The cache holds 11 usable blocks; the workload wants more, so requests are preempted.
-FEW_BLOCKS = {"num_gpu_blocks_override": 12}
+# The cache holds 8 usable blocks; the workload wants more, so requests are preempted.
+FEW_BLOCKS = {"num_gpu_blocks_override": 9}
 ENVIRON = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

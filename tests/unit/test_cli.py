@@ -11,7 +11,7 @@ from ascend_opt.cli import main
 from ascend_opt.conditions import installed_version
 from ascend_opt.config import ENVIRONMENT
 
-BUILT_IN = {"sync-elision", "mlp-prefetch"}
+BUILT_IN = {"sync-elision", "mlp-prefetch", "uva-staging"}
 
 
 def invoke(*arguments: str) -> Result:
