@@ -1,5 +1,7 @@
 """bench --host in the real vllm-ascend: a few steps give figures that hang together."""
 
+import statistics
+
 import pytest
 
 from ascend_opt import registry
@@ -30,7 +32,7 @@ def test_a_pass_that_saves_time_is_seen_to(found: HostBenchmark) -> None:
     assert many.compared()[UPDATE].high < 0.5
     assert len(many.off["step"]) == len(many.on["step"]) == 8
     assert 0 < many.shares(UPDATE)[1] < many.shares(UPDATE)[0] < 1
-    assert few.off[UPDATE][0] < many.off[UPDATE][0]
+    assert statistics.median(few.off[UPDATE]) < statistics.median(many.off[UPDATE])
     (activity,) = found.benchmark.activity["sync-elision"]
     assert activity.problem is None
     assert activity.counters["rows_kept"] > 0
