@@ -31,12 +31,14 @@ from ascend_opt.states import Explanation, Mode, PassStatus, State
 
 logger = logging.getLogger("vllm.ascend_opt")
 
+_PATIENCE_S = 1.0
+
 
 class Controller:
     """Keeps one slot for each pass that was asked for. Thread-safe, and right after a fork.
 
     A pass may import something while the lock is held (a traced patch's maker does). So a thread
-    that imports a target never waits for the lock in our import hook, since others may wait for
+    that imports a target does not wait long for the lock in our import hook, since others may wait for
     its import: who holds the lock takes the module in.
     """
 
@@ -297,12 +299,14 @@ class Controller:
             self._take_in()
 
     def _module_imported(self, module: ModuleType) -> None:
+        # Who holds the lock mostly lets go at once, and then the module is patched when its import
+        # returns; who waits for this very import does not.
         self._arrived.append(module)
-        self._take_in()
+        self._take_in(wait_s=_PATIENCE_S)
 
-    def _take_in(self) -> None:
-        """Apply what the slots want to change in modules that arrived; never waits."""
-        while self._arrived and self._lock.acquire(blocking=False):
+    def _take_in(self, wait_s: float = 0.0) -> None:
+        """Apply what the slots want to change in modules that arrived."""
+        while self._arrived and self._lock.acquire(timeout=wait_s):
             try:
                 while self._arrived:
                     module = self._arrived.popleft()
