@@ -7,6 +7,7 @@ kernels right after they were imported.
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -25,12 +26,13 @@ def _install_operators(module: ModuleType) -> None:
 def _install_triton(module: ModuleType) -> None:
     from ascend_opt.simnpu import operators, triton_interpreter
 
-    dispatch = operators.library()
-    triton_interpreter.install(module, dispatch.alias, operators.launch)
-    if not dispatch.computes():
-        triton_interpreter.compute_nothing(
-            dispatch.kernels_with_books(), dispatch.keep_books, dispatch.launch_nothing
-        )
+    # Triton may be imported before torch_npu, whose library the operator library links against:
+    # so that one is loaded at the first launch.
+    triton_interpreter.install(
+        module, lambda tensor: operators.library().alias(tensor), operators.launch
+    )
+    if os.environ.get("SIMNPU_COMPUTE") == "none":
+        triton_interpreter.compute_nothing(operators.library)
 
 
 _AFTER: dict[str, Callable[[ModuleType], None]] = {

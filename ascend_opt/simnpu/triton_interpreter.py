@@ -10,9 +10,10 @@ Each change to Triton is a function of its own here, with its reason; ``triton_c
 modules that only triton-ascend brings.
 """
 
+import functools
 import inspect
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -69,32 +70,33 @@ def install(triton: ModuleType, alias: Alias, launch: Launch) -> None:
     triton_cann.install(triton)
 
 
-def compute_nothing(
-    kernels_with_books: Collection[str],
-    keep_books: Callable[[str, dict[str, Tensor]], None],
-    launch_nothing: Callable[[str], None],
-) -> None:
+def compute_nothing(library: Callable[[], ModuleType]) -> None:
     """Let launches return at once, but for what an engine needs for its books.
 
     Args:
-        kernels_with_books: Names of kernels whose effect an engine reads back.
-        keep_books: Launches one of those, given its name and its tensors by parameter.
-        launch_nothing: Launches any other, given its name in the trace.
+        library: Returns the operator library: ``kernels_with_books()`` names the kernels whose
+            effect an engine reads back, ``keep_books(name, tensors)`` launches one of those, given
+            its tensors by parameter, and ``launch_nothing(name)`` any other. Called when a kernel
+            is launched.
     """
     import triton.runtime.interpreter as interpreter
 
-    known = frozenset(kernels_with_books)
+    @functools.cache
+    def loaded() -> tuple[ModuleType, frozenset[str]]:
+        dispatch = library()
+        return dispatch, frozenset(dispatch.kernels_with_books())
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         del grid
         name = self.fn.__name__
         if warmup:
             return
+        dispatch, known = loaded()
         if name not in known:
-            launch_nothing(f"triton::{name}")
+            dispatch.launch_nothing(f"triton::{name}")
             return
         given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
-        keep_books(name, {key: v for key, v in given.items() if isinstance(v, Tensor)})
+        dispatch.keep_books(name, {key: v for key, v in given.items() if isinstance(v, Tensor)})
 
     interpreter.InterpretedFunction.run = run
 

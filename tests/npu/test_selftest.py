@@ -10,6 +10,7 @@ from npu.conftest import Simulate, read_result
 
 from ascend_opt.simnpu import cli, selftests
 from ascend_opt.simnpu.installation import Installation
+from ascend_opt.simnpu.launch import Compute
 
 
 def test_correct_program_passes_and_each_planted_fault_is_caught(
@@ -26,6 +27,13 @@ def test_now_delivery_hides_the_faults(simulate: Simulate) -> None:
     """With delivery ``now`` a missing host wait goes unnoticed: why ``late`` is the default."""
     done = simulate(Path(selftests.__file__), "host-wait", deliver="now")
     assert done.stdout.strip() == "right values"
+
+
+@pytest.mark.parametrize("compute", ["full", "none"])
+def test_triton_may_be_imported_before_torch_npu(simulate: Simulate, compute: Compute) -> None:
+    """Programs import vLLM first, and it reaches for either first, by release."""
+    done = simulate("import triton, vllm, torch_npu; print('imported')", compute=compute)
+    assert done.stdout.splitlines()[-1] == "imported"
 
 
 def test_operator_without_a_kernel_fails_with_its_name(simulate: Simulate) -> None:

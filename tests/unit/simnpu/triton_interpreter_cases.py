@@ -5,6 +5,8 @@ Run by test_triton_interpreter.py in a process of its own, or by hand with TRITO
 # Kernels are as Triton wants them: constants in capitals, and their docstring in the test.
 # ruff: noqa: N803
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import triton
@@ -316,7 +318,12 @@ def test_without_compute_a_launch_returns_at_once(monkeypatch):
     run = triton.runtime.interpreter.InterpretedFunction.run
     monkeypatch.setattr(triton.runtime.interpreter.InterpretedFunction, "run", run)
     books, names = [], []
-    compute_nothing(["double"], lambda name, given: books.append((name, given)), names.append)
+    library = SimpleNamespace(
+        kernels_with_books=lambda: ["double"],
+        keep_books=lambda name, given: books.append((name, given)),
+        launch_nothing=names.append,
+    )
+    compute_nothing(lambda: library)
     x, y = torch.ones(8), torch.zeros(8)
 
     double[(2,)](x, y, n=8, BLOCK=4)
