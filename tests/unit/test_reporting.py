@@ -346,12 +346,14 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_behind():
     while turn < 12 or (not halves and turn < 100):
         turn += 1
         writer = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE)
-        assert writer.stdout.readline() == b"writing\n"
-        time.sleep(0.003 * (turn % 12))
-        (record,) = read_records()
-        assert record.passes[0].counters["n"] >= 0
-        writer.kill()
-        writer.communicate()
+        try:
+            assert writer.stdout.readline() == b"writing\n"
+            time.sleep(0.003 * (turn % 12))
+            (record,) = read_records()
+            assert record.passes[0].counters["n"] >= 0
+        finally:
+            writer.kill()
+            writer.communicate()
         halves += len([p for p in run_directory().iterdir() if p.name.startswith(".")])
         assert read_records() == []
         assert list(run_directory().iterdir()) == []
