@@ -38,8 +38,8 @@ class Controller:
     """Keeps one slot for each pass that was asked for. Thread-safe, and right after a fork.
 
     A pass may import something while the lock is held (a traced patch's maker does). So a thread
-    that imports a target does not wait long for the lock in our import hook, since others may wait for
-    its import: who holds the lock takes the module in.
+    that imports a target does not wait long for the lock in our import hook, since others may wait
+    for its import: who holds the lock takes the module in.
     """
 
     def __init__(self) -> None:

@@ -31,6 +31,10 @@ request. An equal list of ids would not be enough: a request can come back on an
 Trap. Once a copy was elided, upstream's own method would read a stale one. So whenever this pass
 goes off while a runner lives (`disable`, or an error of ours), it first makes the copy that the
 runner's next step is going to wait for.
+
+Shadow mode. Upstream copies, waits and fills as ever; beside it the same code as in active mode
+fills buffers of its own, which are compared with upstream's over all their rows. So up to
+0.26.0rc1 the scheduler's count of each request meets the device's in every step.
 """
 
 from __future__ import annotations
@@ -45,8 +49,11 @@ from ascend_opt import (
     NoSpeculator,
     Pass,
     Requires,
+    Shadow,
+    difference,
     hookimpl,
     host_patch,
+    shadow_of,
 )
 from ascend_opt_passes.conditions import ModelRunnerV2
 
@@ -95,6 +102,9 @@ class SyncElision(Pass):
         super().__init__(parameters)
         self._lengths: _Lengths | None = None
         self._uncopied: WeakSet[Any] = WeakSet()  # runners with an elided copy
+        # In shadow mode nothing is elided, so nothing of the above is used.
+        self._compared: _ComparedLengths | None = None
+        self._outdated: WeakSet[Any] = WeakSet()  # runners without a copy since their last step
 
     @property
     def _waits(self) -> bool:
@@ -160,6 +170,37 @@ class SyncElision(Pass):
         inherited: Any = super(sys.modules[MODULE].NPUModelRunner, runner)
         return inherited.postprocess(*args, **kwargs)
 
+    @shadow_of(update_seq_lens)
+    def compare_seq_lens(self, runner: Any, args: Any, kwargs: Any) -> Shadow:
+        """Fill buffers of our own, and hold upstream's against them."""
+        counters = self.counters
+        counters["steps"] += 1
+        if _rejects(runner):
+            return None
+        counters["held"] += 1
+        return (yield from self._compare(runner, *args, **kwargs))
+
+    def _compare(self, runner: Any, scheduler_output: Any, req_ids: list[str]) -> Shadow:
+        buffers = runner.req_states, runner.input_buffers
+        lengths = self._compared
+        if lengths is None or not lengths.belongs_to(*buffers):
+            lengths = self._compared = _ComparedLengths(*buffers, self._waits)
+        if lengths.fill(scheduler_output, req_ids):
+            self.counters["rows_kept"] += 1
+        outdated = self._waits and runner in self._outdated
+        self._outdated.add(runner)
+        yield
+        # Some steps make no copy (pooling models; chunks of prefill on a pipeline rank that is
+        # not the last). The next one reads an older copy: upstream's fault, and no measure.
+        return None if outdated else lengths.differences(req_ids)
+
+    @shadow_of(copy_num_computed_tokens, postprocess)
+    def note_copy(self, runner: Any, args: Any, kwargs: Any) -> Shadow:
+        """Remember that the runner's next step reads a copy of its counts as they are now."""
+        self._outdated.discard(runner)
+        yield
+        return None
+
     def _elide_copy(self, runner: Any) -> bool:
         """Return whether nobody reads this runner's copy, since we fill its lengths."""
         lengths = self._lengths
@@ -181,7 +222,7 @@ class SyncElision(Pass):
 
     def reverted(self) -> None:
         """Drop the kept batch, and make the copies that upstream's next steps wait for."""
-        self._lengths = None
+        self._lengths = self._compared = None
         while self._uncopied:
             _copy_now(self._uncopied.pop())
 
@@ -249,8 +290,7 @@ class _Lengths:
         self._add, self._fromiter = np.add, np.fromiter
         self._ones = np.ones_like(self._seq_lens)
         self._scratch = np.empty_like(self._counts)
-        self._keep([], np.empty(0, np.intp))
-        self._num_reqs = _NOTHING_KEPT
+        self._keep_nothing()
 
     def belongs_to(self, req_states: Any, input_buffers: Any) -> bool:
         """Return whether these are still the buffers of that runner."""
@@ -323,7 +363,7 @@ class _Lengths:
         self._add(self._counts[rows], num_tokens, self._seq_lens[:num_reqs])
         self._keep(list(req_ids), rows)
         if not mirrored:
-            self._num_reqs = _NOTHING_KEPT
+            self._keep_nothing()
 
     def _rows_of(self, req_ids: list[str]) -> NDArray[np.intp]:
         rows = map(self._req_id_to_index.__getitem__, req_ids)
@@ -337,3 +377,40 @@ class _Lengths:
         self._batch_ones = self._ones[:num_reqs]
         self._batch_counts = self._scratch[:num_reqs]
         self._batch_seq_lens = self._seq_lens[:num_reqs]
+
+    def _keep_nothing(self) -> None:
+        """Have the next step look its rows up."""
+        self._num_reqs = _NOTHING_KEPT
+
+
+class _ComparedLengths(_Lengths):
+    """Fills copies of a runner's length buffers, made before each step; upstream fills the real.
+
+    Args: See `_Lengths`.
+    """
+
+    def __init__(self, req_states: Any, input_buffers: Any, waits: bool) -> None:
+        super().__init__(req_states, input_buffers, waits)
+        self._upstream_counts, self._upstream_seq_lens = self._counts, self._seq_lens
+        self._counts, self._seq_lens = self._counts.copy(), self._seq_lens.copy()
+
+    def fill(self, scheduler_output: Any, req_ids: list[str]) -> bool:
+        """Fill our copies before upstream fills its buffers; see `_Lengths.fill`."""
+        self._counts[:] = self._upstream_counts
+        self._seq_lens[:] = self._upstream_seq_lens
+        return super().fill(scheduler_output, req_ids)
+
+    def differences(self, req_ids: list[str]) -> list[str | None]:
+        """Compare all rows, padding and free rows included, after upstream has filled them."""
+
+        def of_row(row: int) -> str:
+            held = (req_id for req_id, index in self._req_id_to_index.items() if index == row)
+            return next(held, "a free row")
+
+        def of_batch(position: int) -> str:
+            return req_ids[position] if position < len(req_ids) else "padding"
+
+        return [
+            difference("num_computed_tokens", self._upstream_counts, self._counts, of_row),
+            difference("seq_lens", self._upstream_seq_lens, self._seq_lens, of_batch),
+        ]

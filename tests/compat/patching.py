@@ -5,12 +5,13 @@ from __future__ import annotations
 from ascend_opt.base import Pass
 from ascend_opt.patching import Applied, apply
 from ascend_opt.recognition import Action, Recognition
+from ascend_opt.states import Mode
 from ascend_opt.targets import source_in
 from compat.light import Release
 from compat.releases import module_file
 
 
-def patch(release: Release, instance: Pass) -> list[Applied]:
+def patch(release: Release, instance: Pass, mode: Mode = Mode.ACTIVE) -> list[Applied]:
     """Recognise the pass's targets in the release's files and patch its runner.
 
     Returns:
@@ -25,6 +26,6 @@ def patch(release: Release, instance: Pass) -> list[Applied]:
             continue
         variant = target.known[source.fingerprint]
         instance.variants[str(target.target)] = variant
-        if variant not in target.leave:
+        if variant not in target.leave and target.applies_in(mode):
             recognitions.append(Recognition(target, source, variant, Action.PATCH))
-    return [apply(instance, recognition, release.module) for recognition in recognitions]
+    return [apply(instance, recognition, release.module, mode) for recognition in recognitions]

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from ascend_opt.patching import Applied
+from ascend_opt.states import Mode
 from ascend_opt_passes import sync_elision
 from ascend_opt_passes.sync_elision import SyncElision
 from compat.light import Scheduled, Scheduler, fake_device, installed, load
@@ -60,6 +61,7 @@ class Traffic(RuleBasedStateMachine):
 
     version: ClassVar[str]
     pass_class: ClassVar[type[SyncElision]] = SyncElision
+    mode: ClassVar[Mode] = Mode.ACTIVE
     seen: ClassVar[Counter[str]]
 
     def __init__(self) -> None:
@@ -104,19 +106,21 @@ class Traffic(RuleBasedStateMachine):
             self._switch_off()
             self._switch_on()
         elif breaks:
-            self.instance._lengths, self.broken = Broken(), True
+            self.instance._lengths = self.instance._compared = Broken()
+            self.broken = True
         else:
             self._switch_off()
 
     def _switch_on(self) -> None:
         self.instance, self.broken = self.pass_class(), False
-        self.applied = patch(self.release, self.instance)
+        self.applied = patch(self.release, self.instance, self.mode)
 
     def _switch_off(self) -> None:
         for applied in self.applied:
             applied.revert()
         self.instance.reverted()
         self.seen.update(self.instance.counters)
+        self.seen["failed"] += self.instance.failure is not None
         self.instance = None
 
     # --- steps
@@ -209,13 +213,15 @@ class Traffic(RuleBasedStateMachine):
         if type(self.instance) is not SyncElision:
             return
         assert self.broken or self.instance.failure is None, self.instance.failure
-        if self.instance.failure is None:
+        if self.mode is Mode.SHADOW:
+            ours, theirs = self._device_work(), self._device_work(self.upstream)
+            assert ours == theirs, "the device's work differs from upstream's"
+        elif self.instance.failure is None:
             assert self._device_work() == (waits, copies), "the host waited or copied"
 
-    def _device_work(self) -> tuple[int, int]:
-        return self.patched.num_computed_tokens_event.waits, (
-            self.patched.num_computed_tokens_cpu.copies
-        )
+    def _device_work(self, runner: Any = None) -> tuple[int, int]:
+        runner = runner or self.patched
+        return runner.num_computed_tokens_event.waits, runner.num_computed_tokens_cpu.copies
 
     # --- what must hold
 
@@ -246,9 +252,11 @@ class Traffic(RuleBasedStateMachine):
         self.stack.close()
 
 
-def traffic(version: str, pass_class: type[SyncElision] = SyncElision) -> type[Traffic]:
+def traffic(
+    version: str, pass_class: type[SyncElision] = SyncElision, mode: Mode = Mode.ACTIVE
+) -> type[Traffic]:
     """Return the machine for one release and one pass."""
-    body = {"version": version, "pass_class": pass_class, "seen": Counter()}
+    body = {"version": version, "pass_class": pass_class, "mode": mode, "seen": Counter()}
     return type("Traffic", (Traffic,), body)
 
 
@@ -262,6 +270,18 @@ def test_lengths_are_bit_equal_to_the_real_method(version: str) -> None:
     assert machine.seen["steps"] > machine.seen["rows_kept"]
     assert (machine.seen["waits_elided"] > 0) == (version in WAITING)
     assert (machine.seen["copies_elided"] > 0) == (version in WAITING)
+
+
+@pytest.mark.parametrize("version", KINDS)
+def test_in_shadow_mode_every_step_is_compared_and_equal(version: str) -> None:
+    """Over random traffic: upstream's device work, no difference, steady decode included."""
+    machine = traffic(version, mode=Mode.SHADOW)
+    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=15))
+    seen = machine.seen
+    assert seen["held"] == seen["steps"] > seen["rows_kept"]
+    assert seen["compared"] == seen["steps"] - seen["failed"]  # by the planted error
+    assert (seen["rows_kept"] > 0) == (version != "0.18.0")
+    assert seen["waits_elided"] == seen["copies_elided"] == 0
 
 
 class ReadsTheOldBuffer(SyncElision):
@@ -313,6 +333,15 @@ class TestTheMachineCatches:
         monkeypatch.setattr(sync_elision._Lengths, "_same_batch", equal_ids_are_enough)
         with pytest.raises(AssertionError, match="differs"):
             run_state_machine_as_test(traffic(version), settings=_planted())
+
+    @pytest.mark.parametrize("version", ["0.26.0rc1", "0.30.0rc2"])
+    def test_shadow_mode_catches_it_too(
+        self, version: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The comparison fails the pass, before any value of it is used."""
+        monkeypatch.setattr(sync_elision._Lengths, "_same_batch", equal_ids_are_enough)
+        with pytest.raises(AssertionError, match="in shadow, it differs from the original"):
+            run_state_machine_as_test(traffic(version, mode=Mode.SHADOW), settings=_planted())
 
 
 def _planted() -> settings:

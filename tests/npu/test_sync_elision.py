@@ -1,6 +1,7 @@
 """sync-elision in the real vllm-ascend, over the simulated device with late delivery."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from ascend_opt.simnpu.installation import Installation
 
 PROGRAM = Path(__file__).with_name("phases_program.py")
 BOTH = "sync-elision+mlp-prefetch"
-PHASES = f"off,sync-elision,{BOTH},off,nowait"
+SHADOW = "sync-elision@shadow"
+# The pass with a planted bug, in shadow mode and in use.
+COMPARED_BUG, USED_BUG = f"{SHADOW}!", "sync-elision!"
+PHASES = f"off,{SHADOW},sync-elision,{BOTH},off,{COMPARED_BUG},{USED_BUG},nowait"
 LAYERS = 4
 # The cache holds 11 usable blocks; the workload wants up to 16, so requests are preempted.
 FEW_BLOCKS = json.dumps({"num_gpu_blocks_override": 12})
@@ -90,9 +94,62 @@ def test_both_passes_together_keep_every_token(phases: dict[str, Any]) -> None:
 
 def test_disabled_they_leave_the_driver_calls_as_they_were(phases: dict[str, Any]) -> None:
     """After `disable` of both, in the same engine, every step makes the unpatched calls again."""
-    before, after = (phases[key] for key in ("off", "off-3"))
+    before, after = (phases[key] for key in ("off", "off-4"))
     assert after["tokens"] == before["tokens"]
     assert list(map(calls, after["steps"]))[1:] == list(map(calls, before["steps"]))[1:]
+
+
+def test_in_shadow_mode_the_driver_calls_are_the_unpatched_ones(phases: dict[str, Any]) -> None:
+    """Upstream copies and waits as ever, in every step, and the tokens are its own."""
+    off, shadow = (phases[key] for key in ("off", SHADOW))
+    assert shadow["tokens"] == off["tokens"]
+    assert list(map(calls, shadow["steps"])) == list(map(calls, off["steps"]))
+
+
+def test_in_shadow_mode_every_step_is_compared(phases: dict[str, Any]) -> None:
+    """Each step that computes, steady decode included; no difference, nothing elided."""
+    status = phases[SHADOW]["states"]["sync-elision"]
+    counters = status["counters"]
+    assert (status["state"], status["mode"]) == ("active", "shadow")
+    assert counters["compared"] == counters["held"] == counters["steps"]
+    # The last step of a phase only takes the last tokens in.
+    assert counters["steps"] == len(phases[SHADOW]["steps"]) - 1
+    assert (
+        counters["rows_kept"]
+        == phases["sync-elision"]["states"]["sync-elision"]["counters"]["rows_kept"]
+    )
+    assert not {"waits_elided", "copies_elided", "differed"} & counters.keys()
+    assert phases[SHADOW]["errors"] == []
+
+
+def test_a_bug_is_caught_in_shadow_mode_and_harms_nothing(phases: dict[str, Any]) -> None:
+    """One error with the request's id and both values; `failed`; every token is upstream's."""
+    found = phases[COMPARED_BUG]
+    status = found["states"]["sync-elision"]
+    (error,) = found["errors"]
+    values = re.search(
+        r"seq_lens \(1 of 8 values\): (\S+) \[\d\] expected (\d+), found (\d+)", error
+    )
+    assert values is not None, error
+    assert values[1].startswith(f"{COMPARED_BUG}-3")
+    assert int(values[3]) == int(values[2]) - 1
+    assert status["state"] == "failed"
+    assert values[0] in status["reason"]
+    assert status["counters"]["differed"] == 1
+    assert 6 < status["counters"]["compared"] < len(found["steps"]) - 2
+    assert found["tokens"] == {key: phases["off"]["tokens"][key] for key in found["tokens"]}
+    # Both decode: each step makes the same calls before and after the pass has gone, since going
+    # off makes no copy where none was left out.
+    assert len({json.dumps(calls(step), sort_keys=True) for step in found["steps"][5:11]}) == 1
+
+
+def test_the_same_bug_in_use_changes_tokens(phases: dict[str, Any]) -> None:
+    """So shadow mode has kept a wrong token from leaving the engine."""
+    found = phases[USED_BUG]
+    assert found["states"]["sync-elision"]["state"] == "active"
+    assert found["errors"] == []
+    assert found["tokens"]["1"] == phases["off"]["tokens"]["1"]
+    assert found["tokens"]["3"] != phases["off"]["tokens"]["3"]
 
 
 def test_the_wrong_patch_is_caught(phases: dict[str, Any], waits: bool) -> None:

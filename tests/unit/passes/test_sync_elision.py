@@ -6,8 +6,6 @@ That its values are upstream's is held against the real methods in tests/compat.
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_opt import NoKVLoadRecompute, NoSpeculator
-from ascend_opt_passes.sync_elision import UPDATE, NoDiffusion, SyncElision
+from ascend_opt.shadow import shadowing
+from ascend_opt_passes.sync_elision import (
+    COPY,
+    UPDATE,
+    SyncElision,
+    _Lengths,
+)
 
 
 class Tensor:
@@ -304,20 +307,128 @@ class TestGates:
         instance.reverted()
 
 
-def test_what_may_reject_tokens_is_refused_by_the_engine() -> None:
-    """Every speculative method, diffusion, and KV loads that are computed again."""
-    names = {condition.name for condition in SyncElision.conditions}
-    assert {NoSpeculator.name, NoKVLoadRecompute.name, NoDiffusion.name} <= names
-    plain = SimpleNamespace(speculative_config=None, diffusion_config=None)
-    diffusion = SimpleNamespace(speculative_config=None, diffusion_config=object())
-    assert NoDiffusion().unmet(plain, None) is None
-    assert NoDiffusion().unmet(diffusion, None) == "the model is a diffusion language model"
+class Upstream:
+    """Model Runner V2's own method on a `Runner`, with a device whose counts are copied."""
+
+    def __init__(self, runner: Runner, waits: bool = True) -> None:
+        self.runner = runner
+        self.device = [90, 20, 30, 10]
+        self.copied = list(self.device)
+        self.waits = waits
+
+    def update(self, scheduled: Any, req_ids: list[str]) -> None:
+        """Fill the lengths one by one, from the copied counts."""
+        counts = self.runner.req_states.num_computed_tokens_cpu.array
+        rows = self.runner.req_states.req_id_to_index
+        for req_id in scheduled.scheduled_cached_reqs.req_ids if self.waits else ():
+            counts[rows[req_id]] = self.copied[rows[req_id]]
+        for i, req_id in enumerate(req_ids):
+            tokens = scheduled.num_scheduled_tokens[req_id]
+            self.runner.input_buffers.seq_lens_cpu.array[i] = counts[rows[req_id]] + tokens
+
+    def step(
+        self, instance: SyncElision, tokens: dict[str, int], copy: bool = True, wrong: int = 0
+    ) -> None:
+        """Run a step in shadow mode, in which the scheduler's count of `a` is off by `wrong`."""
+        rows = self.runner.req_states.req_id_to_index
+        counts = {r: self.device[rows[r]] + wrong * (r == "a") for r in tokens}
+        scheduled = output(tokens, counts)
+        if hasattr(self.runner.req_states, "num_computed_tokens_np"):
+            for req_id, count in counts.items():
+                self.runner.req_states.num_computed_tokens_np[rows[req_id]] = count
+        self._shadow(instance, UPDATE, self.update, scheduled, list(tokens))
+        for req_id, count in tokens.items():
+            self.device[rows[req_id]] += count
+        if copy:
+            self._shadow(instance, COPY, lambda: self.copied.__setitem__(slice(None), self.device))
+
+    def _shadow(self, instance: SyncElision, target: str, upstream: Any, *args: Any) -> None:
+        patch = next(patch for patch in instance.patches if str(patch.target) == target)
+        assert patch.shadow is not None
+        shadowing(instance, patch, getattr(instance, patch.shadow))(upstream, self.runner, args, {})
 
 
-def test_importing_the_pass_imports_no_array_library() -> None:
-    """`list-passes` and every vLLM process import it."""
-    code = (
-        "import sys, ascend_opt_passes.sync_elision;"
-        "sys.exit(bool({'numpy', 'torch', 'vllm'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+class TestShadow:
+    """What is compared while upstream does the work."""
+
+    @pytest.mark.parametrize("variant", ["waits", "mirrors", "shares"])
+    def test_every_step_is_compared_steady_ones_too(self, variant: str) -> None:
+        """Upstream fills the buffers, the pass says the same, and has elided nothing."""
+        runner, instance = Runner(shared=variant == "shares"), make_pass(variant)
+        upstream = Upstream(runner, waits=variant == "waits")
+        if variant == "mirrors":  # that release's gate copies the counts from the mirror
+            counts = runner.req_states
+            counts.num_computed_tokens_np = counts.num_computed_tokens_cpu.array
+        for i in range(4):
+            upstream.step(instance, DECODE)
+            assert runner.seq_lens == [11 + i, 21 + i, 31 + i, 77]
+        upstream.step(instance, {"b": 3})
+        counters = {"steps": 5, "held": 5, "rows_kept": 3, "compared": 5}
+        assert (dict(instance.counters), instance.failure) == (counters, None)
+
+    @pytest.mark.parametrize("steady", [0, 3])
+    def test_a_count_that_differs_from_the_devices_is_named(self, steady: int) -> None:
+        """Request, row, the device's count and the scheduler's; upstream's values stay."""
+        runner, instance = Runner(), make_pass()
+        upstream = Upstream(runner)
+        for _ in range(steady):
+            upstream.step(instance, DECODE)
+        upstream.step(instance, DECODE, wrong=1)
+        assert instance.failure == (
+            "in shadow, it differs from the original: "
+            f"num_computed_tokens (1 of 4 values): a [3] expected {10 + steady}, "
+            f"found {11 + steady}; seq_lens (1 of 4 values): a [0] expected {11 + steady}, "
+            f"found {12 + steady}"
+        )
+        assert runner.seq_lens == [11 + steady, 21 + steady, 31 + steady, 77]
+        assert runner.counts == [90, 20 + steady, 30 + steady, 10 + steady]
+
+    @pytest.mark.parametrize("row", [0, 3])
+    def test_rows_that_the_pass_must_not_touch_are_compared(
+        self, row: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A write to a free row, or to the padding behind the batch, is a difference."""
+        runner, instance = Runner(), make_pass()
+        fill = _Lengths.fill
+
+        def touch(lengths: Any, *args: Any) -> bool:
+            (lengths._counts if row == 0 else lengths._seq_lens)[row] = 5
+            return fill(lengths, *args)
+
+        monkeypatch.setattr(_Lengths, "fill", touch)
+        Upstream(runner).step(instance, DECODE)
+        name = "a free row [0] expected 90" if row == 0 else "padding [3] expected 77"
+        assert f"{name}, found 5" in (instance.failure or "")
+
+    def test_a_step_without_a_copy_is_no_measure(self) -> None:
+        """Upstream itself reads old counts after it; the next step is compared again."""
+        runner, instance = Runner(), make_pass()
+        upstream = Upstream(runner)
+        for copy in (True, False, True, True):
+            upstream.step(instance, DECODE, copy=copy)
+        assert (instance.counters["steps"], instance.counters["compared"]) == (4, 3)
+        assert instance.failure is None
+
+    def test_a_runner_that_may_reject_tokens_is_not_compared(self) -> None:
+        """The pass would do nothing for it."""
+        runner, instance = Runner(), make_pass()
+        runner.speculative_config = object()
+        Upstream(runner).step(instance, DECODE, wrong=1)
+        assert (dict(instance.counters), instance.failure) == ({"steps": 1}, None)
+
+    @pytest.mark.parametrize("off", [SyncElision.reverted, lambda p: p.fail("planted")])
+    def test_leaving_shadow_mode_copies_nothing(self, off: Any) -> None:
+        """No copy was left out, so none is missing."""
+        runner, instance = Runner(), make_pass()
+        upstream = Upstream(runner)
+        for _ in range(2):
+            upstream.step(instance, DECODE)
+        off(instance)
+        assert runner.copies == 0
+
+    def test_new_buffers_are_noticed_in_shadow_mode(self) -> None:
+        """Two engines in one process take turns."""
+        one, other, instance = Upstream(Runner()), Upstream(Runner()), make_pass()
+        for upstream in (one, other, one, other):
+            upstream.step(instance, DECODE)
+        assert (instance.counters["compared"], instance.failure) == (4, None)
