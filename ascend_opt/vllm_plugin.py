@@ -22,9 +22,12 @@ def register() -> None:
     if not os.environ.get("VLLM_ASCEND_OPT", "").strip():
         return
     try:
-        from ascend_opt import control
+        from ascend_opt import control, metrics
+        from ascend_opt.states import State
 
         control.read_environment()
+        if any(status.state is not State.OFF for status in control.status()):
+            metrics.join_vllm()
     except NotApplicableError:
         raise
     except Exception:
