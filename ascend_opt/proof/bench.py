@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ascend_opt import registry
@@ -31,7 +32,8 @@ from ascend_opt.proof.activity import Activity, activities
 from ascend_opt.proof.engine_run import Batch, EngineProcess, EngineRunError
 from ascend_opt.proof.intervals import CONFIDENCE, Paired, least_rounds, paired
 from ascend_opt.proof.runner import Requests, Runner, as_plain, effects
-from ascend_opt.proof.timing import EXTENSION
+from ascend_opt.proof.tracing import merge
+from ascend_opt.proof.worker import EXTENSION
 
 WARM_UP = 2
 SETTLE_S = 0.4
@@ -143,6 +145,7 @@ class Benchmark:
         facts: Versions, device and engine.
         setup: How it was measured.
         notes: What could not be measured, and why.
+        traces: What was traced to the file with its trace.
     """
 
     cells: tuple[Cell, ...]
@@ -151,6 +154,7 @@ class Benchmark:
     facts: dict[str, Any]
     setup: dict[str, Any]
     notes: tuple[str, ...] = ()
+    traces: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, raw rounds included, as `--json` prints them."""
@@ -162,6 +166,7 @@ class Benchmark:
                 label: [item.as_dict() for item in found] for label, found in self.activity.items()
             },
             "notes": list(self.notes),
+            "traces": self.traces,
             "cells": [
                 {
                     **dataclasses.asdict(cell),
@@ -180,11 +185,13 @@ class Plan:
         loads: What each candidate is measured under.
         rounds: Pairs for each candidate and load, warm-up not counted.
         in_turn: One engine at a time.
+        trace: Directory for a trace of each arm, under the first load; None for no traces.
     """
 
     loads: tuple[Load, ...]
     rounds: int
     in_turn: bool = False
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < least_rounds():
@@ -197,6 +204,7 @@ class _Bench:
         self.candidates = candidates
         self.plan = plan
         self.notes: list[str] = []
+        self.traces: dict[str, str] = {}
         self.facts: dict[str, Any] = {}
         self.activity: dict[str, list[Activity]] = {}
         self.targets = host_targets(candidates)
@@ -204,6 +212,7 @@ class _Bench:
         if self.targets and own:
             self.targets = []
             self.notes.append("no time in host methods: --worker-extension-cls is taken")
+        self._extended = not own and (bool(self.targets) or plan.trace is not None)
         self._log = runner.workspace.path / "rounds.jsonl"
         self._done = 0
         self._started = 0
@@ -218,7 +227,7 @@ class _Bench:
                 self.runner.engine(
                     f"{arm}-{self._started}",
                     requests,
-                    ("--worker-extension-cls", EXTENSION) if self.targets else (),
+                    ("--worker-extension-cls", EXTENSION) if self._extended else (),
                 )
             )
             try:
@@ -236,10 +245,7 @@ class _Bench:
 
     def round(self, engine: EngineProcess, load: Load, number: int) -> dict[str, float]:
         """Run one batch; `number` chooses its prompts."""
-        prompts = [
-            {"random": load.input_len, "seed": number * load.num_requests + index}
-            for index in range(load.num_requests)
-        ]
+        prompts = _prompts(load, number)
         time.sleep(SETTLE_S)
         lead_in = {"random": load.input_len, "seed": _LEAD_IN_SEED - number}
         engine.generate([lead_in], min(LEAD_IN_TOKENS, load.output_len))
@@ -252,6 +258,34 @@ class _Bench:
                 if calls:
                     values[target] = 1e3 * seconds / calls
         return values
+
+    def trace(self, engine: EngineProcess, arm: str, candidate: Candidate) -> None:
+        """Leave a trace of an arm, if one is wanted."""
+        if self.plan.trace is None:
+            return
+        what = candidate.label if arm == ON else "unpatched"
+        name = arm
+        if arm == ON and len(self.candidates) > 1:
+            name = f"{ON}-{1 + self.candidates.index(candidate)}"
+        load = self.plan.loads[0]
+        directory = self.runner.workspace.scratch(f"trace-{name}")
+        directory.mkdir()
+        with self.runner.progress.stage(f"tracing {what}, {load}"):
+            found = engine.ask(
+                "trace",
+                targets=_owners(self.candidates),
+                effects=effects(candidate.requests),
+                directory=str(directory),
+                prompts=_prompts(load, self.plan.rounds),  # of no round
+                max_tokens=load.output_len,
+                logprobs=None,
+            )
+        if found["problem"]:
+            self.notes.append(f"no trace of {what}: {found['problem']}")
+            return
+        path = self.plan.trace.absolute() / f"{name}.json"
+        merge(found["parts"], path)
+        self.traces[what] = str(path)
 
     def warm_up(self, engine: EngineProcess, load: Load) -> None:
         for number in range(WARM_UP):
@@ -300,6 +334,8 @@ class _Bench:
                                     self.keep(cell, arm, self.round(engine, load, number))
                                     self.runner.progress.waiting()
                         yield cell
+                    self.trace(on, ON, candidate)
+            self.trace(off, OFF, self.candidates[-1])
 
     def in_turn(self) -> Iterator[Cell]:
         for candidate in self.candidates:
@@ -317,6 +353,9 @@ class _Bench:
                                     self.check(engine, candidate)
                                 for number in numbers:
                                     self.keep(cell, arm, self.round(engine, load, number))
+                        last = candidate is self.candidates[-1]
+                        if block == BLOCKS - 1 and (arm == ON or last):
+                            self.trace(engine, arm, candidate)
             yield from cells.values()
 
 
@@ -357,6 +396,7 @@ def bench(
             "arguments": list(runner.subject.arguments),
         },
         notes=tuple(work.notes),
+        traces=work.traces,
     )
 
 
@@ -380,10 +420,23 @@ def measured(batch: Batch) -> dict[str, float]:
 
 def host_targets(candidates: Sequence[Candidate]) -> list[str]:
     """Return the targets of host patches; traced ones are part of a compiled model."""
-    found: dict[str, None] = {}
+    return list(_owners(candidates))
+
+
+def _owners(candidates: Sequence[Candidate]) -> dict[str, str]:
+    """Return each target of a host patch with its pass."""
+    found: dict[str, str] = {}
     for candidate in candidates:
         for name in candidate.requests:
             for patch in registry.discover().get(name).cls.patches:
                 if patch.kind is Kind.HOST:
-                    found[str(patch.target)] = None
-    return list(found)
+                    found.setdefault(str(patch.target), name)
+    return found
+
+
+def _prompts(load: Load, number: int) -> list[dict[str, int]]:
+    """Return the prompts of a round; no two rounds share one."""
+    return [
+        {"random": load.input_len, "seed": number * load.num_requests + index}
+        for index in range(load.num_requests)
+    ]

@@ -102,6 +102,9 @@ def _measure(
     from ascend_opt.proof import plot, report
     from ascend_opt.proof.bench import bench as benchmark
 
+    taken = [word for word in asked.arguments if word.startswith("--worker-extension-cls")]
+    if plan.trace is not None and taken:
+        raise click.UsageError(f"--trace needs {taken[0]} for itself: leave one out")
     with asked.running(command, time.strftime(f"ascend_opt-{command}-%Y%m%d-%H%M%S")) as runner:
 
         def say(cell: Cell) -> None:
@@ -109,6 +112,8 @@ def _measure(
                 runner.progress.say(f"{row.candidate}, {row.load}: {row.sentence}")
 
         found = benchmark(runner, tried, plan, say)
+        for what, path in found.traces.items():
+            runner.progress.say(f"trace, {what}: {path}")
         runner.workspace.write("result.json", found.as_dict())
         svg = plot.save(found, runner.workspace.path)
         runner.workspace.write("report.html", report.html(found, svg))

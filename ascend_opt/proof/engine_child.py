@@ -200,6 +200,29 @@ class Engine:
                 total[target] = [old[0] + calls, old[1] + seconds]
         return total
 
+    def trace(self, command: dict[str, Any], answers: Answers) -> dict[str, Any]:
+        """Generate, and have the workers trace some of the decode steps.
+
+        Returns:
+            Files with the events (`parts`), `steps` in each, and a `problem`, or None.
+        """
+        try:
+            self.llm.collective_rpc(
+                "ascend_opt_begin_trace", args=(command["targets"], command["effects"])
+            )
+            self.generate(command, answers)
+            found = self.llm.collective_rpc("ascend_opt_end_trace", args=(command["directory"],))
+        except InputError:
+            raise
+        except Exception as error:
+            return {"parts": [], "steps": 0, "problem": f"{type(error).__name__}: {error}"}
+        problems = [problem for _, _, problem in found if problem]
+        return {
+            "parts": [path for path, _, _ in found],
+            "steps": min(steps for _, steps, _ in found),
+            "problem": problems[0] if problems else None,
+        }
+
     def _prompt(self, index: int, spec: Any, max_tokens: int) -> dict[str, Any]:
         """Return vLLM's form of a prompt, always as token ids."""
         limit = self.config.model_config.max_model_len - max_tokens
@@ -308,6 +331,8 @@ def main(setup_path: str, answers_path: str) -> int:
                     answers.write("time", problem=engine.time_targets(command["targets"]))
                 case "times":
                     answers.write("times", times=engine.take_times())
+                case "trace":
+                    answers.write("trace", **engine.trace(command, answers))
     except InputError as error:
         answers.write("input", message=str(error))
         return 2

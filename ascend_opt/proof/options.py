@@ -253,6 +253,7 @@ class Measured:
     output_len: int
     rounds: int | None
     in_turn: bool
+    trace: Path | None
 
     def __call__(self) -> Plan:
         """Return the plan of a benchmark.
@@ -266,7 +267,12 @@ class Measured:
         from ascend_opt.proof.sweep import loads
 
         found = loads(self.num_requests or "8", self.input_len, self.output_len)
-        return Plan(found, self.rounds or 12, self.in_turn)
+        if self.trace is not None:
+            try:
+                self.trace.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise click.UsageError(f"--trace: {self.trace}: {error.strerror}") from None
+        return Plan(found, self.rounds or 12, self.in_turn, self.trace)
 
 
 def _require_libraries() -> None:
@@ -301,6 +307,13 @@ plan_options = _collected(
         is_flag=True,
         help="One engine at a time, where the device has no room for two: slower, and noisier.",
     ),
+    click.option(
+        "--trace",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Leave traces of some decode steps there for ui.perfetto.dev, off.json and on.json, "
+        "with what the passes patch marked.",
+    ),
 )
 
 
@@ -324,6 +337,8 @@ class Host:
         _require_libraries()
         if asked.model is not None:
             raise click.UsageError("--host needs no weights: give --shapes, not --model")
+        if measured.trace is not None:
+            raise click.UsageError("--trace does not go with --host: leave one out")
         if asked.elsewhere:
             raise click.UsageError("--host starts its engines on simnpu: leave --python out")
         from ascend_opt.proof.host.bench import HostPlan

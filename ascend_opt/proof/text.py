@@ -101,6 +101,8 @@ def benchmark(found: Benchmark) -> None:
     out.print(by_chance(len(lines)))
     for note in found.notes:
         out.print(note, markup=False)
+    for what, path in found.traces.items():
+        out.print(f"Trace for ui.perfetto.dev, {what}: {path}", markup=False, soft_wrap=True)
 
 
 def host_benchmark(found: HostBenchmark) -> None:

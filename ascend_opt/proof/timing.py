@@ -16,8 +16,6 @@ import wrapt
 
 from ascend_opt.targets import Target
 
-EXTENSION = "ascend_opt.proof.timing.WorkerTimer"
-
 
 class Clock:
     """Counts calls of a method and sums their time.

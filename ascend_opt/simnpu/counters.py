@@ -13,6 +13,7 @@ Inside a program under simnpu::
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 
 class NotSimulatedError(RuntimeError):
@@ -80,6 +81,14 @@ def snapshot() -> Counters:
 def mark(text: str) -> None:
     """Name the step that begins here: the trace carries it on every call until the next mark."""
     _driver().simnpu_mark(text.encode())
+
+
+def trace_to(directory: Path | None) -> None:
+    """Trace every driver call of this process into a directory from now on; None stops it.
+
+    :func:`ascend_opt.simnpu.trace.read` reads what is there.
+    """
+    _driver().simnpu_trace_to(str(directory or "").encode())
 
 
 def placeholders() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""verify and bisect on the real vLLM; everything else of them is tested on a light one."""
+"""verify, bisect and tune on the real vLLM; everything else of them is tested on a light one."""
 
 import json
 import os
@@ -96,3 +96,50 @@ def test_bisect_finds_the_wrong_target(directory: Path) -> None:
     assert code == 1, errors
     assert found["passes"] == ["wrong-layer"]
     assert found["targets"] == [["wrong-layer", ATTENTION]]
+
+
+def test_tune_measures_and_traces_a_real_engine(tmp_path: Path) -> None:
+    """Every load has figures, a winner is written or said not to be, and both arms have a trace.
+
+    Each traced step of the patched engine holds its prefetches, each of the unpatched one none.
+    """
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "ascend_opt", "tune", "--json", "--model", "tiny"),
+            *("--enable", "mlp-prefetch:backend=record", "--sweep", "mlp-prefetch.down_bytes=8KiB"),
+            *("--num-requests", "2", "--input-len", "8", "--output-len", "12", "--rounds", "7"),
+            *("--output", str(tmp_path / "out"), "--trace", str(tmp_path)),
+        ],
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},  # half as many imports
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    choice = json.loads(done.stdout)
+    assert (choice["winner"] is None) == (choice["yaml"] is None)
+    (line,) = choice["lines"]
+    assert line.startswith("down_bytes=8KiB: ")
+
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    (cell,) = found["cells"]
+    assert set(cell["compared"]) == {"TPOT", "TTFT", "throughput"}
+    assert len(cell["off"]["TPOT"]) == len(cell["on"]["TPOT"]) == 7
+    (activity,) = found["activity"]["down_bytes=8KiB"]
+    assert activity["counters"]["prefetches"] == 2 * 4 * activity["counters"]["held"]
+
+    assert not found["notes"]
+    assert list(found["traces"]) == ["down_bytes=8KiB", "unpatched"]
+    on, off = (
+        [e for e in json.loads(Path(path).read_text())["traceEvents"] if e.get("ph") == "X"]
+        for path in found["traces"].values()
+    )
+    assert [e["name"] for e in off if e["name"].startswith("ascend_opt: ")] == [
+        f"ascend_opt: step {number}" for number in range(1, 6)
+    ]
+    assert not [e for e in off if e["name"] == "ascend_opt::prefetch"]
+    for number in range(1, 6):
+        (step,) = [e for e in on if e["name"].startswith(f"ascend_opt: step {number}")]
+        assert step["name"].endswith(": mlp-prefetch prefetches +8")
+        inside = [e for e in on if step["ts"] <= e["ts"] <= step["ts"] + step["dur"]]
+        assert sum(e["name"] == "ascend_opt::prefetch" for e in inside) == 8

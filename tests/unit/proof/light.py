@@ -58,6 +58,9 @@ VLLM = {
                 self.layers = [Layer(index) for index in range(3)]
                 self.work_s = work_s
 
+            def execute_model(self, scheduler_output):
+                self.prepare(len(scheduler_output.num_scheduled_tokens))
+
             def prepare(self, num_requests):
                 time.sleep(self.work_s)
 
@@ -131,7 +134,7 @@ VLLM = {
                 )
                 self.worker = type("Worker", bases, {})(self.vllm_config)
                 from vllm.model import Runner
-                self.runner = Runner(arguments.work_s)
+                self.runner = self.worker.model_runner = Runner(arguments.work_s)
                 self.requests = {}
 
             def get_tokenizer(self):
@@ -144,7 +147,8 @@ VLLM = {
                 return bool(self.requests)
 
             def step(self):
-                self.runner.prepare(len(self.requests))
+                tokens = dict.fromkeys(self.requests, 1)
+                self.runner.execute_model(Space(num_scheduled_tokens=tokens))
                 outputs = []
                 for name, request in list(self.requests.items()):
                     state, sampling, done = request

@@ -44,15 +44,27 @@ def test_a_pass_that_saves_time_is_seen_to(light_vllm: Invoke, tmp_path: Path) -
     assert order == ["off", "on"] * 12
 
 
-def test_engines_in_turn_measure_the_same(light_vllm: Invoke) -> None:
-    """Where there is no room for two engines, one at a time gives every pair as well."""
+def test_engines_in_turn_measure_the_same(light_vllm: Invoke, tmp_path: Path) -> None:
+    """Where there is no room for two engines, one at a time gives every pair and trace as well."""
     result = light_vllm(
-        "bench", "--enable=fast", *QUICK, "--in-turn", "--rounds=6", "--json", *SLOW_ENGINE
+        *("bench", "--enable=fast", *QUICK, "--in-turn", "--rounds=6", "--trace=traces", "--json"),
+        *SLOW_ENGINE,
     )
     assert result.exit_code == 0, result.output
-    (cell,) = json.loads(result.stdout)["cells"]
+    found = json.loads(result.stdout)
+    (cell,) = found["cells"]
     assert len(cell["off"]["TPOT"]) == len(cell["on"]["TPOT"]) == 6
     assert cell["compared"]["TPOT"]["high"] < 0.5
+    directory = tmp_path / "traces"
+    assert not found["notes"]
+    assert found["traces"] == {
+        "unpatched": str(directory / "off.json"),
+        "fast": str(directory / "on.json"),
+    }
+    for path in found["traces"].values():
+        events = json.loads(Path(path).read_text())["traceEvents"]
+        assert sum(e["name"] == "ascend_opt: fast: Runner.prepare" for e in events) == 2
+        assert f"{path}\n" in result.stderr
 
 
 def test_what_is_not_on_is_not_measured(light_vllm: Invoke) -> None:
