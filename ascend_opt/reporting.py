@@ -181,13 +181,16 @@ class Reporter:
             self.start()
 
     def _run(self) -> None:
+        failing = False
         while self._thread is threading.current_thread():
             try:
                 self._tick()
                 self._write(only_for=threading.current_thread())
+                failing = False
             except Exception:
-                logger.exception("ascend_opt: reporting stopped in this process; passes go on")
-                return
+                if not failing:
+                    logger.exception("ascend_opt: no new record of this process; passes go on")
+                failing = True
             self._wake.wait(INTERVAL_S)
             self._wake.clear()
 

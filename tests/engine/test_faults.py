@@ -423,6 +423,7 @@ def killed(servers: list[Server]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.extended
 def test_two_servers_of_two_users_see_each_their_own(killed: dict[str, Any]) -> None:
     """Equal tokens; `status` of one shows no process of the other, and both are active."""
     ours, theirs = ({found["pid"] for found in shown.values()} for shown in killed["before"])
@@ -434,6 +435,7 @@ def test_two_servers_of_two_users_see_each_their_own(killed: dict[str, Any]) -> 
         assert "active" in {found["state"] for found in shown.values()}
 
 
+@pytest.mark.extended
 def test_a_worker_that_is_killed_leaves_no_record(killed: dict[str, Any]) -> None:
     """SIGKILL: vLLM says that its engine died, `status` lists it no more, no file of it stays."""
     assert killed["died"] == ["DIED", "EngineDeadError"]
@@ -442,6 +444,7 @@ def test_a_worker_that_is_killed_leaves_no_record(killed: dict[str, Any]) -> Non
     assert set(killed["left"]) <= {f"{pid}.json" for pid in pids}
 
 
+@pytest.mark.extended
 def test_a_killed_worker_of_one_user_is_nothing_to_the_other(killed: dict[str, Any]) -> None:
     """Their server serves the same tokens as before, and its status is whole."""
     assert killed["again"] == killed["served"][0]
