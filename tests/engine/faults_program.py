@@ -415,27 +415,25 @@ def no_records(injected: Callable[[], Any]) -> Callable[[Bench], dict[str, Any]]
     def fault(bench: Bench) -> dict[str, Any]:
         directory = reporting.run_directory()
 
-        def written(since: float) -> bool:
-            """Wait until a file that was written since then says what the pass is here."""
+        def written(state: str) -> bool:
+            """Wait until the file says that the pass is in this state."""
             deadline = time.monotonic() + 10
             while time.monotonic() < deadline:
                 for record in reporting.read_records(directory):
-                    if record.updated < since:
-                        continue
                     for found in record.passes:
-                        if (found.name, found.state) == ("counter", "active"):
+                        if (found.name, found.state) == ("counter", state):
                             return True
                 time.sleep(0.05)
             return False
 
+        assert written("off")
         with injected():
             ascend_opt.enable("counter")
             time.sleep(2.5 * reporting.INTERVAL_S)
             end = bench.end(log_of_fault=bench.log.take())
             kept = status("counter")
             left = sorted(path.name for path in directory.iterdir() if path.name.startswith("."))
-            since = time.time()
-        again = written(since)
+        again = written("active")
         ascend_opt.disable("counter")
         return {**end, "passes": {"counter": kept}, "written_again": again, "left": left}
 
