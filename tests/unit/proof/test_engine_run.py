@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -115,11 +116,16 @@ def test_an_interrupt_ends_the_engine(python: list[str], tmp_path: Path) -> None
             time.sleep(0.02)
         os.kill(os.getpid(), 2)
 
+    # A shell's background jobs ignore it.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        run(Job("m", ["hang"]), python=python, directory=tmp_path)
-    thread.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(Job("m", ["hang"]), python=python, directory=tmp_path)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, ignored)
     assert ends(int(log.read_text().split()[1]))
 
 
