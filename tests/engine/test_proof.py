@@ -98,6 +98,7 @@ def test_bisect_finds_the_wrong_target(directory: Path) -> None:
     assert found["targets"] == [["wrong-layer", ATTENTION]]
 
 
+@pytest.mark.extended
 def test_tune_measures_and_traces_a_real_engine(tmp_path: Path) -> None:
     """Every load has figures, a winner is written or said not to be, and both arms have a trace.
 
