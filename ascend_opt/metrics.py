@@ -15,14 +15,13 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import wrapt
 
 from ascend_opt.importing import when_imported
-from ascend_opt.reporting import Process, Record, read_records
+from ascend_opt.reporting import Process, Record, parent_of, read_records
 from ascend_opt.states import State
 
 logger = logging.getLogger("vllm.ascend_opt")
@@ -179,15 +178,7 @@ def _line(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
     while pid > 1 and pid not in seen:
         seen.add(pid)
         yield pid
-        pid = parents.get(pid) or _parent(pid)  # one without passes, such as a forkserver
-
-
-def _parent(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[1])
+        pid = parents.get(pid) or parent_of(pid) or 0  # one without passes, such as a forkserver
 
 
 def join_vllm() -> None:

@@ -119,13 +119,24 @@ def _check_private(directory: Path) -> None:
 
 def started_at(pid: int) -> int | None:
     """Return the start time of a live process in clock ticks since boot; None if there is none."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the process id of a process's parent; None if there is no such process."""
+    fields = _stat_fields(pid)
+    return int(fields[1]) if fields else None
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return what Linux says of a process, from its state on; nothing if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return None
+        return []
     # The second field is the command in parentheses, which may contain anything.
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    return text.rpartition(")")[2].split()
 
 
 class Reporter:

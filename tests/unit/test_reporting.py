@@ -61,6 +61,12 @@ def test_a_record_reads_back_as_it_was_written(reporter):
     assert (process.rank, process.replica) == (3, 1)
 
 
+def test_a_process_has_a_parent_and_one_that_is_not_there_has_none():
+    """What links a worker's record to its server, where a process between them has none."""
+    assert reporting.parent_of(os.getpid()) == os.getppid()
+    assert reporting.parent_of(2**22 + 1) is None  # beyond the kernel's largest
+
+
 def test_a_worker_of_ray_is_called_so(reporter, monkeypatch):
     """A process that Ray started has no name by multiprocessing; its program tells."""
     monkeypatch.setattr("sys.argv", ["/site-packages/ray/_private/workers/default_worker.py", "-x"])
