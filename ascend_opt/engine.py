@@ -50,18 +50,26 @@ class Engine:
         return int(index if index is not None else getattr(parallel, "data_parallel_rank", 0))
 
 
-def _all_objects() -> list[Any]:
-    """Return what the garbage collector tracks.
+def _instances(cls: type) -> list[Any]:
+    """Return the living instances of a class and its subclasses.
 
-    vLLM freezes its heap once an engine is up, and a frozen object is not listed.
+    Those that refer to their class, instead of all that `gc.get_objects()` lists: while someone
+    holds that list, a tuple that another thread is filling has one reference too many, and that
+    thread gets a SystemError. vLLM freezes its heap once an engine is up, which hides it from both.
     """
+    classes = [cls]
+    for found in classes:
+        classes += [each for each in type.__subclasses__(found) if each not in classes]
     frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     try:
-        return gc.get_objects()
+        referrers = gc.get_referrers(*classes)
     finally:
         if frozen:
             gc.freeze()
+    # By type(): asking a proxy for its __class__, as isinstance does, may import what it stands
+    # for or raise.
+    return [found for found in referrers if issubclass(type(found), cls)]
 
 
 class EngineWatch:
@@ -106,13 +114,8 @@ class EngineWatch:
         here = reaches(vars(module.WorkerBase).get("__init__"), self._handle)
         if not self._armed or (self._handle is not None and here):
             return
-        # Right after the import there can be none. By type(): asking a proxy for its __class__,
-        # as isinstance does, may import what it stands for or raise.
-        workers = (
-            [w for w in _all_objects() if issubclass(type(w), module.WorkerBase)]
-            if is_complete(module)
-            else []
-        )
+        # Right after the import there can be none.
+        workers = _instances(module.WorkerBase) if is_complete(module) else []
         self._handle = wrapt.wrap_function_wrapper(module, TARGET.qualname, self._after_init)
         for worker in workers:
             self._report(worker, running=True)

@@ -33,14 +33,15 @@ logger = logging.getLogger("vllm.ascend_opt")
 
 
 class Log(logging.Handler):
-    """Keeps what ascend_opt logs."""
+    """Keeps what ascend_opt logs, and the error that it logs it with."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        error = f" {record.exc_info[1]!r}" if record.exc_info else ""
+        self.lines.append(record.getMessage() + error)
 
     def take(self) -> list[str]:
         taken, self.lines = self.lines, []
@@ -310,6 +311,7 @@ def threads_and_imports(bench: Bench) -> dict[str, Any]:
 
 def _residents() -> dict[str, int]:
     time.sleep(2.5 * reporting.INTERVAL_S)  # the thread that writes records is done with its file
+    gc.unfreeze()  # a frozen object is neither collected nor listed
     gc.collect()
     objects = gc.get_objects()
     wrappers = sum(issubclass(type(o), wrapt.FunctionWrapper) for o in objects)

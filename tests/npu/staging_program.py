@@ -32,7 +32,7 @@ class Tables:
         from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor, UvaBufferPool
 
         gc.unfreeze()  # vLLM freezes its heap, and a frozen object is not listed
-        objects = gc.get_objects()
+        objects = gc.get_referrers(UvaBufferPool, UvaBackedTensor)
         self.pools = [o for o in objects if type(o) is UvaBufferPool]
         backed = [o for o in objects if type(o) is UvaBackedTensor]
         self._rows = runner.req_states

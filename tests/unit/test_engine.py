@@ -3,6 +3,8 @@
 import functools
 import gc
 import importlib
+import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +107,52 @@ def test_looking_for_workers_touches_no_lazy_object(base, watch):
 
     assert len(watch.seen) == 1
     del lazy, worker
+
+
+def test_looking_for_workers_does_not_disturb_another_thread(base, watch):
+    """A tuple that a thread fills while we look is finished: an engine's step cannot fail of us."""
+    worker = base.WorkerBase(object())
+    done, errors = threading.Event(), []
+
+    def fill():
+        while not done.is_set():
+            try:
+                tuple(number for number in range(3))
+            except SystemError as error:
+                errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=fill)
+    thread.start()
+    for _ in range(200):
+        watch.arm()
+        watch.disarm()
+    sys.setswitchinterval(interval)
+    done.set()
+    thread.join()
+
+    assert errors == []
+    assert watch.seen[-1].worker() is worker
+
+
+def test_workers_of_subclasses_of_subclasses_are_seen_once(base, watch):
+    """Also where a class has two bases that are workers."""
+
+    class Left(base.WorkerBase):
+        pass
+
+    class Right(base.WorkerBase):
+        pass
+
+    class Both(Left, Right):
+        pass
+
+    workers = [Both(object()), Right(object())]
+
+    watch.arm()
+
+    assert sorted(map(id, workers)) == sorted(id(engine.worker()) for engine in watch.seen)
 
 
 def test_arming_twice_reports_once(base, watch):
