@@ -157,8 +157,10 @@ def test_a_wrapper_that_raises_costs_the_pass_and_no_token(
     assert found["counters"] == {"steps": at}
     assert not any(patched(end, name))
     assert end["log"] == [
-        f"ascend_opt: pass {name} failed in {target} and is now off in this process{redone}"
-        f" RuntimeError('{message}')",
+        (
+            f"ascend_opt: pass {name} failed in {target} and is now off in this process{redone} "
+            f"RuntimeError('{message}')"
+        ),
         f"ascend_opt: {name} is failed: {target}: RuntimeError: {message}",
     ]
 
@@ -186,8 +188,10 @@ def test_an_error_inside_the_custom_op_costs_the_pass_and_no_token(
     assert (end["calls"], found["counters"]["calls"]) == (at, at)
     assert end["log"] == [
         TOO_LATE,
-        "ascend_opt: mlp-prefetch failed and is now off in this process"
-        " RuntimeError('the device is lost')",
+        (
+            "ascend_opt: mlp-prefetch failed and is now off in this process "
+            "RuntimeError('the device is lost')"
+        ),
         "ascend_opt: mlp-prefetch is failed: prefetch: RuntimeError: the device is lost",
     ]
 
