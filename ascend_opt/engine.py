@@ -58,8 +58,8 @@ def _instances(cls: type) -> list[Any]:
     thread gets a SystemError. vLLM freezes its heap once an engine is up, which hides it from both.
     """
     classes = [cls]
-    for found in classes:
-        classes += [each for each in type.__subclasses__(found) if each not in classes]
+    for known in classes:
+        classes += [c for c in known.__subclasses__() if c not in classes]
     frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     try:
