@@ -59,7 +59,8 @@ def _instances(cls: type) -> list[Any]:
     """
     classes = [cls]
     for known in classes:
-        classes += [c for c in known.__subclasses__() if c not in classes]
+        children: list[type] = known.__subclasses__()
+        classes += [child for child in children if child not in classes]
     frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     try:
