@@ -33,8 +33,8 @@ MODES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 
-# One engine takes a minute or two. The checks run a mode of either runner, and eager V2 in a
-# process of its own, on each set; `-m ""` runs all.
+# One engine takes a minute or two. The checks run a mode of either runner on each set; `-m ""` runs
+# all. An engine in a process of its own is in them too: test_serve.py asks one for tokens.
 EXTENDED = ("v2-eager", "v2-default", "v1-full-graph", "v1-default")
 
 
@@ -125,6 +125,7 @@ def test_without_compute_every_step_makes_the_same_driver_calls(
     assert {token for tokens in none["tokens"].values() for token in tokens} == {0}
 
 
+@pytest.mark.extended
 def test_engine_in_a_process_of_its_own(
     simulate: Simulate, tiny_model: Path, expected: dict[str, list[int]]
 ) -> None:
