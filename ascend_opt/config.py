@@ -356,6 +356,9 @@ def _scalar(node: yaml.Node) -> Any:
         raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from None
     finally:
         loader.dispose()
+    if isinstance(value, (dict, list, set)):  # `!!set a`, which PyYAML makes an empty set of
+        message = f"{node.value!r:.60} is no {type(value).__name__}, as its tag {node.tag!r} says"
+        raise yaml.constructor.ConstructorError(None, None, message, node.start_mark)
     if isinstance(value, str):  # JSON writes one character beyond U+FFFF as two escapes
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
