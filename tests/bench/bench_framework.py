@@ -1,7 +1,8 @@
 """What the framework itself costs, beside its baselines: medians over fresh processes.
 
-Run by `tox run -e bench-framework`, or `python tests/bench/bench_framework.py [ROUNDS]`. The figures
-are of this machine at this moment; each line's baseline was taken in the same run, in turn with it.
+Run by `tox run -e bench-framework`, or `python tests/bench/bench_framework.py [ROUNDS]`. The
+figures are of this machine at this moment; each line's baseline was taken in the same run, in turn
+with it.
 """
 
 from __future__ import annotations

@@ -223,7 +223,9 @@ def test_a_hostile_document_is_refused_quickly(text):
 
 
 @pytest.mark.parametrize("tag", ["set", "seq", "map"])
-@pytest.mark.parametrize("text", ["{tag} passes: ", "passes: {tag} fast", "passes: {{{tag} fast: }}"])
+@pytest.mark.parametrize(
+    "text", ["{tag} passes: ", "passes: {tag} fast", "passes: {{{tag} fast: }}"]
+)
 def test_a_word_that_is_tagged_as_a_collection_is_refused(tag, text):
     """As a key and as a value; PyYAML would make an empty collection of it, and lose the word."""
     with pytest.raises(ConfigError, match=r"c\.yaml:1:\d+: .* is no (set|list|dict), as its tag"):
