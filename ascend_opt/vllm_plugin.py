@@ -9,6 +9,10 @@ from ascend_opt.errors import NotApplicableError
 
 logger = logging.getLogger("vllm.ascend_opt")
 
+# `ENVIRONMENT` of config, reporting and bisect_limit, not imported: a process that no pass is asked
+# for in does not pay for the rest of this package.
+VARIABLES = ("VLLM_ASCEND_OPT", "VLLM_ASCEND_OPT_RUN_DIR", "VLLM_ASCEND_OPT_BISECT_LIMIT")
+
 
 def register() -> None:
     """Apply `VLLM_ASCEND_OPT` in this process; does nothing the second time.
@@ -17,11 +21,10 @@ def register() -> None:
         NotApplicableError: The configuration says `policy: strict` and a pass cannot apply. An
             exception here ends the process, which is what strict asks for; nothing else raises.
     """
-    # The name is config.ENVIRONMENT, not imported: a process that no pass is asked for in does not
-    # pay for the rest of this package.
-    if not os.environ.get("VLLM_ASCEND_OPT", "").strip():
-        return
     try:
+        _declare([name for name in VARIABLES if name in os.environ])
+        if not os.environ.get(VARIABLES[0], "").strip():
+            return
         from ascend_opt import control, metrics
         from ascend_opt.states import State
 
@@ -32,3 +35,17 @@ def register() -> None:
         raise
     except Exception:
         logger.exception("ascend_opt: passes stay off in this process")
+
+
+def _declare(names: list[str]) -> None:
+    """Make variables known to vLLM.
+
+    It warns of those that it does not know, and with `--fail-on-environ-validation` refuses to
+    start. It also hashes them for its compile cache: their values say nothing there, since what
+    passes do to a graph enters through `compile_key`.
+    """
+    if names:
+        from vllm import envs
+
+        for name in names:
+            envs.environment_variables.setdefault(name, lambda: None)

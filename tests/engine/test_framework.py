@@ -79,7 +79,12 @@ def engine(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "model": str(write_tiny_model(directory / "tiny")),
         "prompts": PROMPTS,
         "max_tokens": MAX_TOKENS,
-        "engine": {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 4},
+        "engine": {
+            "enforce_eager": True,
+            "max_model_len": 256,
+            "max_num_seqs": 4,
+            "fail_on_environ_validation": True,  # variables of ours are known to vLLM
+        },
         "environment": {
             "PYTHONPATH": str(package),
             "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -1,5 +1,6 @@
 """The plugin function: what vLLM calls in each process must not end it."""
 
+import importlib
 import threading
 from importlib import metadata
 
@@ -7,9 +8,9 @@ import pytest
 from unit.conftest import GREETER, STEP
 
 import ascend_opt
-from ascend_opt import NotApplicableError, control, registry
+from ascend_opt import NotApplicableError, bisect_limit, control, registry, reporting
 from ascend_opt.config import ENVIRONMENT
-from ascend_opt.vllm_plugin import register
+from ascend_opt.vllm_plugin import VARIABLES, register
 
 
 def state():
@@ -51,6 +52,36 @@ def test_a_bad_variable_is_one_warning(site, monkeypatch, caplog, value):
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "all passes stay off in this process" in record.getMessage()
+
+
+@pytest.mark.parametrize("value", ["off", "{", "", "passes: {}", "passes: {greeter: {}}"])
+def test_vllm_knows_each_variable_of_ours_that_is_set(site, monkeypatch, value):
+    """It refuses to start for an unknown one, if so asked; a misspelt one stays unknown."""
+    site.provide(site.host(STEP))
+    known = importlib.import_module("vllm.envs").environment_variables
+    for name in (*VARIABLES, f"{ENVIRONMENT}_RUN_DIRECTORY"):
+        monkeypatch.setenv(name, value if name == ENVIRONMENT else "1")
+
+    register()
+
+    assert set(known) == set(VARIABLES)
+    assert {name: read() for name, read in known.items()} == dict.fromkeys(VARIABLES)
+
+
+def test_vllm_hears_of_no_variable_that_is_not_set(site, monkeypatch):
+    """Its table of variables, which it hashes, is as without us."""
+    known = importlib.import_module("vllm.envs").environment_variables
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    register()
+
+    assert known == {}
+
+
+def test_the_variables_are_those_that_are_read():
+    """The plugin function names them without importing who reads them."""
+    assert set(VARIABLES) == {ENVIRONMENT, reporting.ENVIRONMENT, bisect_limit.ENVIRONMENT}
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, OSError, RecursionError])
@@ -111,8 +142,10 @@ def test_without_the_variable_it_loads_no_pass(site):
 
     site.run(
         """
-        import sys
-        from ascend_opt.vllm_plugin import register
+        import os, sys
+        from ascend_opt.vllm_plugin import VARIABLES, register
+        for name in VARIABLES:
+            os.environ.pop(name, None)
         register()
         ours = {name for name in sys.modules if name.startswith("ascend_opt.")}
         assert ours <= {"ascend_opt.vllm_plugin", "ascend_opt.errors"}, ours
