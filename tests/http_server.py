@@ -9,10 +9,24 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers.
+
+    Attributes:
+        address: Its URL.
+        pid: The process that was started; the server is that or a descendant.
+    """
+
+    address: str
+    pid: int
 
 
 @contextmanager
@@ -20,6 +34,15 @@ def running(
     command: Sequence[str], log: Path, environ: Mapping[str, str], start_seconds: float
 ) -> Iterator[str]:
     """Give the address of the server that answers; it ends with all that it started."""
+    with started(command, log, environ, start_seconds) as server:
+        yield server.address
+
+
+@contextmanager
+def started(
+    command: Sequence[str], log: Path, environ: Mapping[str, str], start_seconds: float
+) -> Iterator[Server]:
+    """Give the server that answers; it ends with all that it started."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -34,7 +57,7 @@ def running(
     address = f"http://127.0.0.1:{port}"
     try:
         _await_health(process, f"{address}/health", log, start_seconds)
-        yield address
+        yield Server(address, process.pid)
     finally:
         with suppress(ProcessLookupError):  # it has ended by itself, and the log says why
             os.killpg(process.pid, signal.SIGINT)
