@@ -51,7 +51,7 @@ class Applied:
     def replaced_by(self) -> str | None:
         """Return None while our patch is in place, else who stands there instead."""
         current = vars(self.owner).get(self.attribute)
-        if current is self.installed or reaches(current, self.installed):
+        if reaches(current, self.installed):
             return None
         return "nothing" if current is None else whence(current)
 
@@ -255,7 +255,7 @@ def _stale_bindings(original: Any, module: ModuleType) -> tuple[str, ...]:
     """Name the modules that took a function with `from x import y` before it was patched."""
     found = []
     for name, other in list(sys.modules.items()):
-        if other is None or other is module or not isinstance(other, ModuleType):
+        if other is module or not isinstance(other, ModuleType):
             continue
         found += [f"{name}.{key}" for key, value in list(vars(other).items()) if value is original]
     return tuple(sorted(found))

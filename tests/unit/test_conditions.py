@@ -1,12 +1,13 @@
 """Conditions: None where they hold, else what was found."""
 
+import json
 from types import SimpleNamespace as Config
 
 import pytest
 
 from ascend_opt import DenseQwen, MaxNumTokens, NoKVLoadRecompute, NoSpeculator, Requires
 from ascend_opt import conditions as conditions_module
-from ascend_opt.conditions import Stage, installed_version
+from ascend_opt.conditions import EngineCondition, Stage, installed_version
 
 
 @pytest.fixture
@@ -77,7 +78,8 @@ def test_no_speculator_holds_without():
         (None, True),
         (Config(kv_connector=None), True),
         (Config(kv_connector="C", kv_load_failure_policy="fail"), True),
-        (Config(kv_connector="C", kv_load_failure_policy="recompute"), False),
+        (Config(kv_connector="C", kv_load_failure_policy="retry"), True),
+        (Config(kv_connector="C", kv_load_failure_policy=json.loads('"recompute"')), False),
         (Config(kv_connector="C"), False),
     ],
 )
@@ -94,6 +96,14 @@ def model(**facts):
 def test_dense_qwen_holds(kind):
     """Text models, and the text model of a vision-language one."""
     assert DenseQwen().unmet(model(model_type=kind), None) is None
+
+
+@pytest.mark.parametrize(("kind", "holds"), [("qwen3", True), ("llama", False)])
+def test_dense_qwen_looks_at_the_whole_configuration_where_no_text_model_is_named(kind, holds):
+    """hf_config, if hf_text_config is not there or None."""
+    for text in ({}, {"hf_text_config": None}):
+        config = Config(model_config=Config(hf_config=Config(model_type=kind), **text))
+        assert (DenseQwen().unmet(config, None) is None) == holds
 
 
 @pytest.mark.parametrize(
@@ -134,3 +144,13 @@ def test_every_condition_has_a_stage_a_name_and_a_description(condition, stage):
     assert condition.name
     assert condition.description
     assert condition.name in repr(condition)
+
+
+def test_a_condition_that_decides_nothing_cannot_be_made():
+    """An author who forgets `unmet` hears of it when the pass is defined, not in a worker."""
+
+    class Forgotten(EngineCondition):
+        name = description = "forgotten"
+
+    with pytest.raises(TypeError, match="unmet"):
+        Forgotten()

@@ -85,6 +85,45 @@ def test_a_traced_patch_is_a_plain_function(site):
     assert vars(model.Model)["forward"] is original
 
 
+@pytest.mark.parametrize(
+    ("target", "arguments", "expected"), [(SCALE, (2,), 4), (MAKE, (), "Child")]
+)
+def test_a_traced_patch_leaves_a_static_or_class_method_one(
+    site, runner, target, arguments, expected
+):
+    """The pass gets and makes the plain function; what stands in the class binds as before."""
+    name = target.rpartition(".")[2]
+    original = vars(runner.Runner)[name]
+
+    def make(self, inner):
+        assert inner is original.__func__
+        return lambda *args: ("traced", inner(*args))
+
+    site.provide(site.traced(target, make))
+    ascend_opt.enable("tracer")
+
+    assert type(vars(runner.Runner)[name]) is type(original)
+    assert getattr(runner.Child(), name)(*arguments) == ("traced", expected)
+    ascend_opt.disable("tracer")
+    assert vars(runner.Runner)[name] is original
+
+
+def test_a_traced_patch_that_names_what_it_wraps_is_left_as_it_is(site):
+    """A function that already has `__wrapped__` keeps its own name and attributes."""
+
+    def make(self, original):
+        def mine(this, x):
+            return original(this, x)
+
+        mine.__wrapped__ = original
+        return mine
+
+    site.provide(site.traced(FORWARD, make))
+    ascend_opt.enable("tracer")
+
+    assert vars(importlib.import_module("fakevllm.model").Model)["forward"].__name__ == "mine"
+
+
 def test_a_traced_patch_that_makes_no_function_is_refused(site):
     """A class, a wrapper or None in the target's place would not be traced: `failed`, unpatched."""
     model = importlib.import_module("fakevllm.model")
@@ -112,7 +151,9 @@ def test_a_pass_that_fails_while_it_patches_is_failed_and_leaves_nothing(site, e
     both = type("Both", bases, {"name": "both", "__doc__": "Do both."})
     site.provide(both)
 
-    with pytest.raises(ascend_opt.NotApplicableError, match=r"both is failed: .*bad"):
+    with pytest.raises(
+        ascend_opt.NotApplicableError, match=r"both is failed: .*could not make its function: .*bad"
+    ):
         ascend_opt.enable("both")
 
     assert vars(runner.Runner)["step"] is step
@@ -193,6 +234,78 @@ def test_a_foreign_patch_on_a_decorated_target_is_a_conflict(site):
         ascend_opt.enable("greeter")
 
 
+def test_a_foreign_wrapper_on_a_wrapped_target_is_a_conflict(site):
+    """One layer is the target's own decorator, and the second is somebody's."""
+    site.write(
+        "fakevllm/cached.py",
+        """
+        import functools
+        class C:
+            @functools.cache
+            def f(self): return 1
+        """,
+    )
+    module = importlib.import_module("fakevllm.cached")
+    foreign_wraps(module.C, "f")
+    site.provide(site.host("fakevllm.cached:C.f"))
+
+    with pytest.raises(ascend_opt.NotApplicableError, match=r"conflict: .* already patched"):
+        ascend_opt.enable("greeter")
+
+
+def test_a_decorator_that_only_marks_is_no_conflict(site):
+    """It gives the function back, so fewer layers stand there than decorators in the source."""
+    site.write(
+        "fakevllm/marked.py",
+        """
+        from typing import final
+        class C:
+            @final
+            def f(self): return 1
+        """,
+    )
+    module = importlib.import_module("fakevllm.marked")
+    site.provide(site.host("fakevllm.marked:C.f"))
+
+    ascend_opt.enable("greeter")
+
+    assert module.C().f() == ("patched", 1)
+
+
+def test_something_without_python_code_in_its_place_is_a_conflict(site, runner):
+    """A builtin has no source to recognise, and is named."""
+    runner.Runner.step = abs
+    site.provide(site.host(STEP))
+
+    with pytest.raises(ascend_opt.NotApplicableError, match=r"already patched by builtins\.abs"):
+        ascend_opt.enable("greeter")
+
+
+@pytest.mark.parametrize(("owner", "name"), [("Runner", "step"), (None, "Runner")])
+def test_a_target_that_was_deleted_is_missing_and_nothing_breaks(site, runner, owner, name):
+    """It is in the file, and not in the module that was imported: `failed`, naming the target."""
+    delattr(getattr(runner, owner) if owner else runner, name)
+    site.provide(site.host(STEP))
+
+    with pytest.raises(
+        ascend_opt.NotApplicableError, match=r"Runner\.step is in the source but not in the"
+    ):
+        ascend_opt.enable("greeter")
+
+
+def test_a_traced_patch_on_a_target_with_a_host_patch_of_ours_conflicts(site, runner):
+    """torch.compile would trace the original under the wrapper, and lose the host patch."""
+    site.provide(
+        site.host(STEP), site.traced(STEP, lambda self, original: lambda this, x: original(this, x))
+    )
+    ascend_opt.enable("greeter")
+
+    with pytest.raises(ascend_opt.NotApplicableError, match="tracer is conflict"):
+        ascend_opt.enable("tracer")
+
+    assert runner.Runner().step(1) == ("patched", 2)
+
+
 def test_a_decorated_target_is_patched_around_its_decorator(site):
     """Its own `functools.wraps` decorator is part of it, and no conflict."""
     site.write(
@@ -216,11 +329,14 @@ def test_a_decorated_target_is_patched_around_its_decorator(site):
     assert module.C().f() == ("patched", 2)
 
 
-def test_another_function_whose_source_is_known_is_patched_as_its_own_variant(site, runner):
+@pytest.mark.parametrize("variant", ["another", "other"])
+def test_another_function_whose_source_is_known_is_patched_as_its_own_variant(
+    site, runner, variant
+):
     """A replacement that the pass recognises is no conflict; `variants` names what is live."""
     site.write("fakevllm/other.py", "def step(self, x):\n    return x + 100\n")
     other = importlib.import_module("fakevllm.other")
-    known = {**site.known(STEP), **site.known("fakevllm.other:step", "other")}
+    known = {**site.known(STEP), **site.known("fakevllm.other:step", variant)}
     seen = []
 
     def method(self, wrapped, instance, args, kwargs):
@@ -232,7 +348,22 @@ def test_another_function_whose_source_is_known_is_patched_as_its_own_variant(si
     ascend_opt.enable("greeter")
 
     assert runner.Runner().step(1) == 101
-    assert seen == ["other"]
+    assert seen == [variant]
+
+
+@pytest.mark.parametrize("added", range(100, 108))
+def test_another_function_whose_source_is_unknown_is_a_conflict(site, runner, added):
+    """Whatever its fingerprint; the message says it, for whoever wants to add it."""
+    site.write("fakevllm/other.py", f"def step(self, x):\n    return x + {added}\n")
+    theirs = runner.Runner.step = importlib.import_module("fakevllm.other").step
+    site.provide(site.host(STEP))
+
+    with pytest.raises(
+        ascend_opt.NotApplicableError, match=r"replaced by fakevllm\.other\.step .*sha \w+, unknown"
+    ):
+        ascend_opt.enable("greeter")
+
+    assert vars(runner.Runner)["step"] is theirs
 
 
 @pytest.mark.parametrize("variant", ["builtin", "left"])
@@ -275,6 +406,24 @@ def test_disable_under_a_later_closure_refuses_and_names_it(site, runner):
     assert runner.Runner().step(1) == ("patched", 2)
 
 
+@pytest.mark.parametrize("foreign", [foreign_wrapt, foreign_wraps])
+def test_disable_of_a_traced_patch_under_anything_later_refuses(site, foreign):
+    """A plain function cannot be spliced out, not even under a wrapt wrapper."""
+    model = importlib.import_module("fakevllm.model").Model
+    site.provide(
+        site.traced(FORWARD, lambda self, original: lambda this, x: ("traced", original(this, x)))
+    )
+    ascend_opt.enable("tracer")
+    foreign(model, "forward")
+    theirs = vars(model)["forward"]
+
+    with pytest.raises(RevertError, match=r"Model\.forward .*test_patching"):
+        ascend_opt.disable("tracer")
+
+    assert vars(model)["forward"] is theirs
+    assert model().forward(1) == ("traced", 10)
+
+
 def test_a_refused_disable_reverts_none_of_several_targets(site, runner):
     """All or none: the target that could have come out stays in."""
     site.provide(site.host(FREE, STEP, known={**site.known(FREE), **site.known(STEP)}))
@@ -298,6 +447,27 @@ def test_a_later_wholesale_replacement_is_noticed_and_named(site, runner):
     assert found.state == "conflict"
     assert "was replaced later by test_patching.wait_for_nothing" in found.reason
     assert vars(runner.Runner)["step"] is wait_for_nothing
+
+
+def test_a_later_replacement_of_a_traced_patch_stays(site):
+    """Taking the pass out must not put the original in the place of somebody's function."""
+    model = importlib.import_module("fakevllm.model").Model
+    site.provide(site.traced(FORWARD, lambda self, original: lambda this, x: original(this, x)))
+    ascend_opt.enable("tracer")
+    model.forward = wait_for_nothing
+
+    assert state("tracer").state == "conflict"
+    assert vars(model)["forward"] is wait_for_nothing
+
+
+def test_a_later_deletion_is_noticed(site, runner):
+    """There is nobody to name, and nothing to give back."""
+    site.provide(site.host(STEP))
+    ascend_opt.enable("greeter")
+    del runner.Runner.step
+
+    assert "was replaced later by nothing" in state().reason
+    assert "step" not in vars(runner.Runner)
 
 
 def test_a_patch_covered_by_an_opaque_closure_becomes_inert(site, runner):
@@ -333,6 +503,38 @@ def test_stale_bindings_are_found_and_named(site, runner):
     assert target.note == "not patched where it was imported by name before: fakevllm.user.mine"
 
 
+def test_looking_for_stale_bindings_compares_nothing(site, runner):
+    """Modules hold arrays and worse, whose `==` raises or answers yes."""
+    site.write(
+        "fakevllm/user.py",
+        """
+        class Sour:
+            def __eq__(self, other): raise ArithmeticError
+        class Sweet:
+            def __eq__(self, other): return True
+        sour, sweet = Sour(), Sweet()
+        """,
+    )
+    importlib.import_module("fakevllm.user")
+    site.provide(site.host(FREE))
+
+    assert ascend_opt.enable("greeter").state == "active"
+
+    (target,) = state().targets
+    assert target.note == ""
+
+
+def test_stale_bindings_of_a_method_are_not_looked_for(site, runner):
+    """`step = Runner.step` is the author's own alias; a method is found through its class."""
+    runner.alias = runner.Runner.step
+    site.provide(site.host(STEP))
+
+    ascend_opt.enable("greeter")
+
+    (target,) = state().targets
+    assert target.note == ""
+
+
 @pytest.mark.parametrize("redo", [True, False])
 def test_what_fails_after_the_original_has_run_does_not_run_it_twice(site, runner, redo):
     """The caller gets the result of the one call, whatever `redo` says; the pass is off."""
@@ -358,6 +560,20 @@ def test_what_fails_after_the_original_has_run_does_not_run_it_twice(site, runne
         "greeter": "failed",
         "inner": "active",
     }
+
+
+def test_what_fails_after_several_calls_of_the_original_returns_the_last_result(site, runner):
+    """The caller gets what the pass got last, and none of the calls is repeated."""
+
+    def late(self, wrapped, instance, args, kwargs):
+        for x in (1, 2, 3):
+            wrapped(x)
+        raise ZeroDivisionError("ours, afterwards")
+
+    site.provide(site.host(STEP, method=late))
+    ascend_opt.enable("greeter")
+
+    assert runner.Runner().step(0) == 4
 
 
 @pytest.mark.parametrize("first_out", ["greeter", "second"])
@@ -423,9 +639,38 @@ def test_a_failing_wrapper_is_redone_with_the_original(site, runner, caplog):
     assert "ZeroDivisionError: ours" in state().reason
     assert vars(runner.Runner)["step"] is original
     assert "greeter failed in fakevllm.runner:Runner.step and is now off" in caplog.text
+    assert "the call is repeated with the original" in caplog.text
 
 
-def test_a_failing_wrapper_without_redo_raises_with_a_note(site, runner):
+def test_a_type_error_of_ours_is_our_failure(site, runner):
+    """With arguments that the original takes, it is no mistake of the caller."""
+
+    def method(self, wrapped, instance, args, kwargs):
+        raise TypeError("ours")
+
+    site.provide(site.host(STEP, method=method))
+    ascend_opt.enable("greeter")
+
+    assert runner.Runner().step(1) == 2
+    assert "TypeError: ours" in state().reason
+
+
+def test_wrong_arguments_that_we_trip_over_are_the_callers_error(site, runner):
+    """A method that unpacks what it is called with fails before the original can: not our fault."""
+
+    def method(self, wrapped, instance, args, kwargs):
+        return (lambda x: wrapped(x))(*args, **kwargs)
+
+    site.provide(site.host(STEP, method=method))
+    ascend_opt.enable("greeter")
+
+    with pytest.raises(TypeError):
+        runner.Runner().step(1, 2)
+
+    assert state().state == "active"
+
+
+def test_a_failing_wrapper_without_redo_raises_with_a_note(site, runner, caplog):
     """Where a call must not be repeated the error goes on, and says whose it is."""
     site.provide(site.host(STEP, method=failing, redo=False))
     ascend_opt.enable("greeter")
@@ -435,6 +680,7 @@ def test_a_failing_wrapper_without_redo_raises_with_a_note(site, runner):
 
     assert "raised by ascend_opt pass 'greeter'" in caught.value.__notes__[0]
     assert state().state == "failed"
+    assert "the call is repeated" not in caplog.text
 
 
 def broken_fail(self, reason):

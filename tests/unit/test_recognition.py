@@ -36,12 +36,12 @@ def test_a_missing_target(site, optional, action):
     assert found.action is action
 
 
-def judged(site, *variants, **options):
+def judged(site, *variants, allow_unknown=False, **options):
     known = {}
     for target, variant in zip((STEP, FREE, FORWARD), variants, strict=False):
         known |= site.known(target, variant) if variant else {}
     cls = site.host(*(STEP, FREE, FORWARD)[: len(variants)], known=known or {"0": "x"}, **options)
-    return judge(recognise_all(cls), allow_unknown=False)
+    return judge(recognise_all(cls), allow_unknown=allow_unknown)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,31 @@ def test_the_verdict_on_unknown_source_gives_hash_file_and_line(site):
     assert verdict.reason == f"unknown source of {STEP} (sha {sha}, {path}:6)"
 
 
+@pytest.mark.parametrize(("known", "state"), [(None, "armed"), ("builtin", "builtin")])
+def test_unknown_source_may_be_allowed(site, known, state):
+    """Then it counts as something to patch; what is known keeps its verdict."""
+    assert judged(site, known, allow_unknown=True).state == state
+
+
+def test_a_missing_target_is_an_obstacle_whatever_is_allowed(site):
+    """There is nothing to patch, unknown or not; the reason names it."""
+    cls = site.host("fakevllm.runner:Runner.gone", known={"a": "b"})
+
+    verdict = judge(recognise_all(cls), allow_unknown=True)
+
+    assert verdict.state == "inapplicable"
+    assert verdict.reason == "fakevllm.runner:Runner.gone is not there"
+
+
+def test_the_report_on_a_missing_target_has_no_place(site):
+    """Nothing was found, and nothing is made up."""
+    (found,) = recognise_all(site.host("fakevllm.runner:Runner.gone", known={"a": "b"}))
+    report = found.report()
+
+    assert (report.file, report.line, report.fingerprint) == (None, None, None)
+    assert report.action == "missing"
+
+
 def test_a_changed_comment_is_still_recognised(site):
     """The file changed, the code did not; a change of code is seen at once."""
     cls = site.host(STEP)
@@ -88,6 +113,7 @@ def test_the_report_says_where(site):
     report = found.report()
 
     assert report.file == str(site.directory / "fakevllm/runner.py")
+    assert [report.fingerprint] == list(site.known(STEP))
     assert (report.line, report.kind, report.variant, report.action) == (
         6,
         "host",
