@@ -189,7 +189,6 @@ class MlpPrefetch(Pass):
         """See `Pass.reverted`."""
         _Op.clear(self)
         self._backend.close()
-        self._prepared = False
 
     @traced_patch(
         "vllm.model_executor.models.qwen2:Qwen2MLP.forward",

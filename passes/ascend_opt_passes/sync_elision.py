@@ -331,7 +331,7 @@ class _Lengths:
         num_tokens = scheduler_output.total_num_scheduled_tokens
         return (
             # As many tokens as requests: one each, since a scheduled request has at least one.
-            self._num_reqs == num_tokens == len(cached.req_ids)
+            self._num_reqs == num_tokens
             and not scheduler_output.scheduled_new_reqs
             and not scheduler_output.finished_req_ids
             and not scheduler_output.preempted_req_ids

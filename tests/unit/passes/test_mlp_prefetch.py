@@ -195,6 +195,32 @@ def test_the_compiled_model_decides_at_run_time(log, patch):
     assert instance.counters["too_many_tokens"] == 12
 
 
+def test_steps_are_counted_by_the_first_weight(log, patch):
+    """A step is one time round the weights, however many there are; each call is counted."""
+    instance = patch(max_num_tokens=4)
+    model = Model()
+    for num_tokens in (3, 5, 2):
+        model(torch.randn(num_tokens, HIDDEN))
+    found = {name: instance.counters[name] for name in ("steps", "held", "calls", "prefetches")}
+    assert found == {"steps": 3, "held": 2, "calls": 12, "prefetches": 8}
+    assert instance.counters["too_many_tokens"] == 4
+
+
+def test_a_weight_is_known_by_its_storage(log):
+    """Also where each call gets a tensor object of its own, and where the storage is empty."""
+    instance = MlpPrefetch(MlpPrefetch.Parameters(backend="record"))
+    trigger, weight = torch.zeros(1, 1), torch.zeros(2, 2)
+    views = [weight.detach() for _ in range(3)]
+    for view in views:
+        instance.prefetch(trigger, view, 8, 500)
+    assert instance.counters["steps"] == 3
+
+    instance = MlpPrefetch(MlpPrefetch.Parameters(backend="record"))
+    for emptied in (torch.empty(0), torch.empty(0)) * 2:
+        instance.prefetch(trigger, emptied, 8, 500)
+    assert instance.counters["steps"] == 2
+
+
 @pytest.mark.parametrize(
     ("parameters", "sizes"),
     [
@@ -283,12 +309,12 @@ def test_a_weight_that_is_no_plain_tensor_is_skipped(spoil, run, log, patch, cap
     model = Model()
     spoil(model.layers[1].mlp.gate_up_proj)
     model = run(model)
-    for _ in range(2):
+    for _ in range(3):
         model(torch.randn(3, HIDDEN))
 
     assert instance.failure is None
-    assert len(prefetched(log)) == 6
-    assert instance.counters[f"skipped: {reason}"] == 2
+    assert len(prefetched(log)) == 9
+    assert instance.counters[f"skipped: {reason}"] == 3
     assert [record.message for record in caplog.records].count(
         f"ascend_opt: mlp-prefetch skips a weight: {reason}"
     ) == 1
@@ -302,6 +328,16 @@ def test_an_emptied_weight_counts_with_its_size(log, patch):
     packed = down.weight
     down.forward = lambda x: (x @ packed.t(), None)
     down.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+    model(torch.randn(3, HIDDEN))
+    assert [size for _, _, size in prefetched(log)] == [GATE_UP_BYTES, DOWN_BYTES]
+
+
+@pytest.mark.parametrize("missing", ["output_size_per_partition", "input_size_per_partition"])
+def test_a_layer_that_does_not_know_its_size_is_prefetched(missing, log, patch):
+    """Then the weight itself says how large it is."""
+    patch()
+    model = Model(layers=1)
+    delattr(model.layers[0].mlp.down_proj, missing)
     model(torch.randn(3, HIDDEN))
     assert [size for _, _, size in prefetched(log)] == [GATE_UP_BYTES, DOWN_BYTES]
 
@@ -354,7 +390,10 @@ def test_withdrawing_an_old_instance_leaves_the_new_one_on(log, patch):
 
 
 def test_off_leaves_no_op_in_the_graph(log, patch):
-    """The traced graph of a patched layer has two calls of the op, an unpatched one has none."""
+    """The traced graph of a patched layer has two calls of the op, an unpatched one has none.
+
+    So the pass changes what is compiled, and has to say so: it enters the compile cache's key.
+    """
 
     def calls_in_graph() -> int:
         found = []
@@ -370,6 +409,7 @@ def test_off_leaves_no_op_in_the_graph(log, patch):
     assert calls_in_graph() == 0
     patch()
     assert calls_in_graph() == 2
+    assert MlpPrefetch.changes_graph
 
 
 @pytest.mark.parametrize(
@@ -398,10 +438,47 @@ def test_where_follows_the_backend():
     assert where == ["graph", "both", "graph"]
 
 
-def test_nothing_to_prefetch_is_refused():
-    """With both sizes 0 the pass says that it has nothing to do."""
-    parameters = MlpPrefetch.Parameters(backend="record", gate_up_bytes=0, down_bytes=0)
-    assert "both 0" in (MlpPrefetch(parameters).unmet() or "")
+@pytest.mark.parametrize(
+    ("gate_up", "down", "refused"), [(0, 0, True), (1, 0, False), (0, 1, False)]
+)
+def test_nothing_to_prefetch_is_refused(gate_up, down, refused):
+    """With both sizes 0 the pass says that it has nothing to do; with one it has."""
+    parameters = MlpPrefetch.Parameters("record", gate_up_bytes=gate_up, down_bytes=down)
+    assert ("both 0" in (MlpPrefetch(parameters).unmet() or "")) == refused
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {},
+            (
+                "prefetches gate_up (18 MiB) and down (18 MiB) weights in captured graphs below "
+                "500 tokens, decided once for each captured size"
+            ),
+        ),
+        (
+            {"backend": "record", "gate_up_bytes": "1.5MiB", "down_bytes": 0},
+            (
+                "counts gate_up (1.5 MiB) and down (0 MiB) weights everywhere below 500 tokens, "
+                "decided once for each captured size"
+            ),
+        ),
+        (
+            {"where": "eager", "max_num_tokens": 1, "down_bytes": 512 * 1024},
+            "prefetches gate_up (18 MiB) and down (0.5 MiB) weights outside graphs below 1 tokens",
+        ),
+    ],
+)
+def test_the_status_says_what_is_prefetched(given, said):
+    """Sizes, place and limit, defaults included; outside graphs nothing is decided for good."""
+    assert MlpPrefetch(resolve("mlp-prefetch", MlpPrefetch.Parameters, given)).applied() == said
+
+
+def test_sizes_are_bytes():
+    """The default is upstream's 18 MiB for each weight."""
+    parameters = MlpPrefetch.Parameters()
+    assert (parameters.gate_up_bytes, parameters.down_bytes) == (18 * 1024**2, 18 * 1024**2)
 
 
 def test_npu_without_torch_npu_is_refused(monkeypatch):
@@ -444,12 +521,21 @@ def test_steps_aside_for_the_native_feature(additional, native, variable, on, mo
     assert (reason is not None) == on
 
 
+def test_a_setting_without_vllm_ascend_is_none(monkeypatch):
+    """On a CPU or a GPU nobody reads it."""
+    monkeypatch.delenv("VLLM_ASCEND_ENABLE_PREFETCH_MLP", raising=False)
+    monkeypatch.setitem(sys.modules, "vllm_ascend", None)
+    config = engine(additional_config={"weight_prefetch_config": {"enabled": True}})
+    assert NativePrefetchOff().unmet(config, None) is None
+
+
 @pytest.mark.parametrize(
     ("where", "eager", "mode", "refused"),
     [
         ("graph", True, "FULL", "enforce_eager"),
         ("graph", False, "NONE", "cudagraph_mode=NONE"),
         ("graph", False, "FULL_DECODE_ONLY", None),
+        ("graph", False, "PIECEWISE", None),
         ("both", True, "NONE", None),
         ("eager", True, "NONE", None),
     ],
@@ -464,12 +550,23 @@ def test_graph_only_needs_an_engine_that_captures(where, eager, mode, refused):
     assert (reason is None) if refused is None else (refused in (reason or ""))
 
 
+def test_an_engine_that_does_not_say_is_not_refused():
+    """What a configuration lacks is no reason: nor graphs, nor ranks, nor compiler passes."""
+    passes = engine(compilation_config=Namespace(pass_config=Namespace(enable_sp=True)))
+    for config in (engine(), passes):
+        assert GraphsWherePrefetched().unmet(config, Namespace(where="graph")) is None
+        assert NoAllReducePattern().unmet(config, Namespace(gate_up_bytes=1)) is None
+    ranks = engine(parallel_config=Namespace(tensor_parallel_size=2))
+    assert NoAllReducePattern().unmet(ranks, Namespace(gate_up_bytes=1)) is None
+
+
 @pytest.mark.parametrize(
     ("ranks", "switches", "gate_up_bytes", "refused"),
     [
         (2, {"enable_sp": True}, 1, "pass_config.enable_sp"),
         (2, {"fuse_allreduce_rms": True}, 1, "pass_config.fuse_allreduce_rms"),
         (2, {"enable_sequence_parallelism": True}, 1, "pass_config.enable_sequence_parallelism"),
+        (2, {"fuse_gemm_comms": True, "enable_sp": True}, 1, "pass_config.enable_sp with"),
         (2, {"enable_sp": None, "fuse_allreduce_rms": False}, 1, None),
         (2, {"enable_sp": True}, 0, None),
         (1, {"enable_sp": True}, 1, None),

@@ -6,6 +6,8 @@ That its values are upstream's is held against the real methods in tests/compat.
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from ascend_opt.shadow import shadowing
 from ascend_opt_passes.sync_elision import (
     COPY,
     UPDATE,
+    NoDiffusion,
     SyncElision,
     _Lengths,
 )
@@ -31,6 +34,12 @@ class Tensor:
     def numpy(self) -> Any:
         """Return the array that shares the tensor's storage."""
         return self.array
+
+    def __eq__(self, other: object) -> bool:
+        """Have no truth, as the elementwise comparison of two tensors."""
+        raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+
+    __hash__ = object.__hash__
 
 
 class Runner:
@@ -119,6 +128,24 @@ class TestLengths:
         assert runner.seq_lens == [12, 36, 77, 77]
         assert runner.counts == [90, 20, 31, 11]
 
+    @pytest.mark.parametrize("req_ids", [["a", "b"], ["b", "a"]])
+    def test_the_batch_has_an_order_of_its_own(self, req_ids: list[str]) -> None:
+        """Upstream sorts the batch; the scheduler's list of cached requests is in another order."""
+        runner = Runner()
+        step(make_pass(), runner, output({"a": 1, "b": 5}, {"b": 21, "a": 11}), req_ids)
+        assert runner.seq_lens[:2] == [{"a": 12, "b": 26}[req_id] for req_id in req_ids]
+
+        runner = Runner()
+        step(make_pass(), runner, output({"a": 1, "b": 5}, {"a": 11, "b": 21}), req_ids)
+        assert runner.seq_lens[:2] == [{"a": 12, "b": 26}[req_id] for req_id in req_ids]
+
+    def test_an_empty_batch_writes_nothing(self) -> None:
+        """Not even as the first."""
+        runner, instance = Runner(), make_pass()
+        step(instance, runner, output({}, {}), [])
+        assert (runner.seq_lens, runner.counts) == ([77] * 4, [90, 20, 30, 10])
+        assert instance.counters["rows_kept"] == 0
+
     def test_a_new_request_keeps_the_count_it_was_added_with(self) -> None:
         """Only cached requests' counts come from the scheduler's list."""
         runner = Runner()
@@ -170,8 +197,10 @@ class TestLengths:
         assert runner.seq_lens == [21, 11, 31, 77]
         step(instance, runner, output(DECODE | {"c": 2}, counts), ["b", "a", "c"])
         assert runner.seq_lens == [21, 11, 32, 77]
+        step(instance, runner, output(DECODE, counts), ["a", "b", "c"])
+        assert runner.seq_lens == [11, 21, 31, 77]
         step(instance, runner, output({"b": 1}, {"b": 21}), ["b"])
-        assert runner.seq_lens == [22, 11, 32, 77]
+        assert runner.seq_lens == [22, 21, 31, 77]
         assert instance.counters["rows_kept"] == 0
 
     def test_a_dummy_run_in_between_does_not_matter(self) -> None:
@@ -195,6 +224,15 @@ class TestLengths:
         assert instance.counters["rows_kept"] == 0
         assert fresh.tolist() == [0, 20, 30, 10]
 
+    def test_a_new_buffer_of_lengths_is_noticed(self) -> None:
+        """What the attention reads is what is written."""
+        runner, instance = Runner(), make_pass()
+        counts = {"a": 10, "b": 20, "c": 30}
+        step(instance, runner, output(DECODE, counts), ["a", "b", "c"])
+        runner.input_buffers.seq_lens_cpu = Tensor(np.zeros(4, np.int32))
+        step(instance, runner, output(DECODE, counts), ["a", "b", "c"])
+        assert runner.seq_lens == [11, 21, 31, 0]
+
     def test_two_runners_do_not_mix(self) -> None:
         """Two engines in one process take turns."""
         one, other, instance = Runner(), Runner(), make_pass()
@@ -205,13 +243,14 @@ class TestLengths:
         assert one.counts == [90, 20, 30, 10]
         assert other.counts == [10, 30, 20, 10]
 
-    def test_the_scheduler_wins_over_a_mirror_that_disagrees(self) -> None:
+    @pytest.mark.parametrize("counts", [(40, 50, 60), (4, 5, 6)], ids=["behind", "ahead"])
+    def test_the_scheduler_wins_over_a_mirror_that_disagrees(self, counts: Any) -> None:
         """Where upstream waits, a mirror is used only while it is what the scheduler sent."""
         runner, instance = Runner(), make_pass()
         for _ in range(3):
-            args = (output(DECODE, {"a": 40, "b": 50, "c": 60}), ["a", "b", "c"])
+            args = (output(DECODE, dict(zip("abc", counts, strict=True))), ["a", "b", "c"])
             instance.update_seq_lens(None, runner, args, {})
-            assert runner.seq_lens == [41, 51, 61, 77]
+            assert runner.seq_lens == [*(count + 1 for count in counts), 77]
         assert instance.counters["rows_kept"] == 0
 
     def test_without_a_mirror_every_batch_is_filled_from_the_scheduler(self) -> None:
@@ -244,6 +283,13 @@ class TestLengths:
 
 class TestGates:
     """When upstream is left to do its own work."""
+
+    def test_a_diffusion_model_is_refused(self) -> None:
+        """It rejects tokens without a speculator."""
+        config = SimpleNamespace(diffusion_config=object())
+        assert NoDiffusion().unmet(config, None) == "the model is a diffusion language model"
+        assert NoDiffusion().unmet(SimpleNamespace(diffusion_config=None), None) is None
+        assert NoDiffusion().unmet(SimpleNamespace(), None) is None
 
     @pytest.mark.parametrize(
         ("attribute", "value"),
@@ -327,11 +373,16 @@ class Upstream:
             self.runner.input_buffers.seq_lens_cpu.array[i] = counts[rows[req_id]] + tokens
 
     def step(
-        self, instance: SyncElision, tokens: dict[str, int], copy: bool = True, wrong: int = 0
+        self,
+        instance: SyncElision,
+        tokens: dict[str, int],
+        copy: bool = True,
+        wrong: int = 0,
+        of: str = "a",
     ) -> None:
-        """Run a step in shadow mode, in which the scheduler's count of `a` is off by `wrong`."""
+        """Run a step in shadow mode, in which the scheduler's count of `of` is off by `wrong`."""
         rows = self.runner.req_states.req_id_to_index
-        counts = {r: self.device[rows[r]] + wrong * (r == "a") for r in tokens}
+        counts = {r: self.device[rows[r]] + wrong * (r == of) for r in tokens}
         scheduled = output(tokens, counts)
         if hasattr(self.runner.req_states, "num_computed_tokens_np"):
             for req_id, count in counts.items():
@@ -383,6 +434,15 @@ class TestShadow:
         assert runner.seq_lens == [11 + steady, 21 + steady, 31 + steady, 77]
         assert runner.counts == [90, 20 + steady, 30 + steady, 10 + steady]
 
+    @pytest.mark.parametrize(("req_id", "row", "count"), [("a", 3, 10), ("b", 1, 20), ("c", 2, 30)])
+    def test_the_request_whose_count_differs_is_named(
+        self, req_id: str, row: int, count: int
+    ) -> None:
+        """By the row that it holds, whichever request that is."""
+        runner, instance = Runner(), make_pass()
+        Upstream(runner).step(instance, DECODE, wrong=1, of=req_id)
+        assert f"{req_id} [{row}] expected {count}, found {count + 1}" in (instance.failure or "")
+
     @pytest.mark.parametrize("row", [0, 3])
     def test_rows_that_the_pass_must_not_touch_are_compared(
         self, row: int, monkeypatch: pytest.MonkeyPatch
@@ -396,7 +456,7 @@ class TestShadow:
             return fill(lengths, *args)
 
         monkeypatch.setattr(_Lengths, "fill", touch)
-        Upstream(runner).step(instance, DECODE)
+        Upstream(runner).step(instance, {"a": 1, "b": 1})
         name = "a free row [0] expected 90" if row == 0 else "padding [3] expected 77"
         assert f"{name}, found 5" in (instance.failure or "")
 
@@ -432,3 +492,20 @@ class TestShadow:
         for upstream in (one, other, one, other):
             upstream.step(instance, DECODE)
         assert (instance.counters["compared"], instance.failure) == (4, None)
+
+
+@pytest.mark.parametrize("variant", ["waits", "mirrors", "shares"])
+def test_the_status_says_whether_the_wait_is_elided(variant: str) -> None:
+    """On a release that elides it itself, the pass takes no credit for it."""
+    said = make_pass(variant).applied()
+    assert said.startswith("elides the copy and the wait") == (variant == "waits")
+    assert ("this release elides the wait itself" in said) == (variant != "waits")
+
+
+def test_importing_the_pass_imports_no_array_library() -> None:
+    """`list-passes` and every vLLM process import it."""
+    code = (
+        "import sys, ascend_opt_passes.sync_elision;"
+        "sys.exit(bool({'numpy', 'torch', 'vllm'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -53,13 +53,13 @@ class Buffer:
 
 
 @pytest.fixture
-def staging() -> UvaStaging:
+def staging(monkeypatch: pytest.MonkeyPatch) -> UvaStaging:
     """The pass on a device that captures nothing."""
-    instance = UvaStaging()
-    instance._npu = SimpleNamespace(  # type: ignore[misc]
+    npu = SimpleNamespace(
         Event=Event, is_current_stream_capturing=lambda: False, synchronize=lambda device: None
     )
-    return instance
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
+    return UvaStaging()
 
 
 def write(staging: UvaStaging, buffer: Buffer, key: Any, value: Any) -> list[tuple[Any, Any]]:
@@ -79,6 +79,28 @@ def test_first_rows_are_copied_at_once_and_marked_nowhere(staging: UvaStaging) -
     assert not buffer._modified_indices
     assert staging.counters["copies"] == 1
     assert (staging.counters["rows_copied"], staging.counters["bytes_copied"]) == (3, 12)
+    assert (staging.counters["steps"], staging.counters["held"]) == (1, 1)
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0, 3.0), (3.0, 2.0, 1.0)])
+def test_whatever_is_written_arrives(staging: UvaStaging, values: tuple[float, ...]) -> None:
+    """Growing or shrinking, a value that differs from the last is copied."""
+    buffer = Buffer()
+    for value in values:
+        write(staging, buffer, slice(None, 2), value)
+        assert buffer._uva.tolist() == [value, value, 0, 0]
+
+
+def test_the_host_does_not_wait_for_its_copy(
+    staging: UvaStaging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that blocks is what the pass is there to avoid."""
+    asked = []
+    monkeypatch.setattr(
+        torch.Tensor, "copy_", lambda self, source, **options: asked.append(options)
+    )
+    write(staging, Buffer(), slice(None, 2), 1.0)
+    assert asked == [{"non_blocking": True}]
 
 
 def test_the_same_bytes_are_not_copied_again(staging: UvaStaging) -> None:
@@ -99,7 +121,10 @@ def test_skip_unchanged_can_be_switched_off(staging: UvaStaging) -> None:
     assert staging.counters["copies"] == 3
 
 
-@pytest.mark.parametrize("key", [1, slice(1, 3), slice(None, 4, 2), [0], (slice(None, 2),), ...])
+@pytest.mark.parametrize(
+    "key",
+    [1, slice(1, 3), slice(None, 4, 2), slice(0, None, -1), [0], (slice(None, 2),), ...],
+)
 def test_other_writes_go_upstreams_way(staging: UvaStaging, key: Any) -> None:
     """Rows that are not the first ones are written and marked by upstream."""
     assert write(staging, Buffer(), key, 5.0) == [(key, 5.0)]
@@ -152,6 +177,18 @@ def test_going_off_waits_for_what_was_issued(staging: UvaStaging) -> None:
     staging.fail("planted")
     staging.reverted()
     assert waited == [buffers[0]._uva.device]
+
+
+def test_going_off_waits_for_nothing_that_has_arrived(staging: UvaStaging) -> None:
+    """A copy that a later write found done is not waited for again."""
+    waited: list[Any] = []
+    staging._npu.synchronize = waited.append
+    buffer = Buffer()
+    write(staging, buffer, slice(None, 1), [1])
+    staging._staged[buffer].event.happened = True
+    write(staging, buffer, slice(None, 1), [1])
+    staging.reverted()
+    assert (staging.counters["copies"], waited) == (1, [])
 
 
 def test_what_upstream_refuses_is_refused_alike(staging: UvaStaging) -> None:
