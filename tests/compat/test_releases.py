@@ -72,15 +72,6 @@ def test_an_unknown_release_shows_its_hash_and_the_diff(tmp_path: Path) -> None:
     assert added == ["+    self.planted = 1"]
 
 
-def test_the_status_says_which_of_the_two_it_does() -> None:
-    """Where upstream waits we elide; where it elides itself, only the loop is replaced."""
-    instance = SyncElision()
-    instance.variants = {UPDATE: "waits"}
-    assert "elides the copy and the wait" in instance.applied()
-    instance.variants = {UPDATE: "shares"}
-    assert "this release elides the wait itself" in instance.applied()
-
-
 @pytest.mark.parametrize("version", RELEASES)
 def test_the_310p_runner_never_meets_our_method_where_it_has_its_own(version: str) -> None:
     """310P overrides the method from 0.28.0rc1 on, with source that we neither know nor touch."""
