@@ -24,7 +24,7 @@ from ascend_opt.patching import Applied
 from ascend_opt.states import Mode
 from ascend_opt_passes import sync_elision
 from ascend_opt_passes.sync_elision import SyncElision
-from compat.light import Scheduled, Scheduler, fake_device, installed, load
+from compat.light import GPUModelRunner, Scheduled, Scheduler, fake_device, installed, load
 from compat.patching import patch
 
 MAX_NUM_REQS = 6
@@ -282,6 +282,28 @@ def test_in_shadow_mode_every_step_is_compared_and_equal(version: str) -> None:
     assert seen["compared"] == seen["steps"] - seen["failed"]  # by the planted error
     assert (seen["rows_kept"] > 0) == (version != "0.18.0")
     assert seen["waits_elided"] == seen["copies_elided"] == 0
+
+
+def test_an_error_of_vllms_own_is_not_answered_by_a_second_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to 0.20.2rc1 the original advances the counts as well: it is not called after ours."""
+    calls = []
+
+    def postprocess(runner: Any, *batch: Any) -> None:
+        calls.append(batch)
+        raise RuntimeError("of vLLM")
+
+    monkeypatch.setattr(GPUModelRunner, "postprocess", postprocess)
+    with fake_device(), installed(release := load("0.18.0")):
+        patch(release, SyncElision())
+        runner, scheduler = release.runner(MAX_NUM_REQS), Scheduler(waiting={"a": Scheduled(5)})
+        output = scheduler.schedule({}, {"a": (0, 5)})
+        runner.update_states(output)
+        req_ids = runner.prepare(output, 1)
+        with pytest.raises(RuntimeError, match="of vLLM"):
+            runner.finish_step(output, req_ids)
+    assert len(calls) == 1
 
 
 class ReadsTheOldBuffer(SyncElision):
