@@ -48,6 +48,8 @@ def environment(
         "ASCEND_HOME_PATH": str(installation.driver),
         "ASCEND_OPP_PATH": str(installation.driver),
         "SOC_VERSION": "ascend910b1",
+        # Off in a shell from which torch is also imported without the simulated driver.
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
         # Triton kernels run in its interpreter: there is no Triton compiler for Ascend here.
         "TRITON_INTERPRET": "1",
         # What vllm-ascend takes for vLLM's version when it picks its patches.

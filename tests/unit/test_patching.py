@@ -253,14 +253,18 @@ def test_a_foreign_wrapper_on_a_wrapped_target_is_a_conflict(site):
         ascend_opt.enable("greeter")
 
 
-def test_a_decorator_that_only_marks_is_no_conflict(site):
+@pytest.mark.parametrize("decorator", ["final", "mark"])
+def test_a_decorator_that_only_marks_is_no_conflict(site, decorator):
     """It gives the function back, so fewer layers stand there than decorators in the source."""
     site.write(
         "fakevllm/marked.py",
-        """
+        f"""
         from typing import final
+        def mark(function):
+            function.marked = True
+            return function
         class C:
-            @final
+            @{decorator}
             def f(self): return 1
         """,
     )

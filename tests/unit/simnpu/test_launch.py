@@ -27,6 +27,12 @@ def test_user_s_paths_stay_behind_ours(installation: Installation) -> None:
     assert environ["PYTHONPATH"].split(os.pathsep)[-1] == "/py"
 
 
+def test_torch_finds_the_device_whatever_the_shell_says(installation: Installation) -> None:
+    """A shell that keeps torch from loading torch_npu, for use without the driver, is overruled."""
+    found = launch.environment(installation, {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert found["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "1"
+
+
 def test_user_s_choice_of_task_queue_is_kept(installation: Installation) -> None:
     """Defaults give way to what the environment sets."""
     assert launch.environment(installation, {})["TASK_QUEUE_ENABLE"] == "0"
