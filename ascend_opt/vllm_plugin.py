@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 from ascend_opt.errors import NotApplicableError
 
@@ -44,8 +45,8 @@ def _declare(names: list[str]) -> None:
     start. It also hashes them for its compile cache: their values say nothing there, since what
     passes do to a graph enters through `compile_key`.
     """
-    if names:
-        from vllm import envs
-
+    envs = sys.modules.get("vllm.envs")  # there, since vLLM asks it which plugins to call
+    known = getattr(envs, "environment_variables", None)
+    if isinstance(known, dict):
         for name in names:
-            envs.environment_variables.setdefault(name, lambda: None)
+            known.setdefault(name, lambda: None)
