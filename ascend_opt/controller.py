@@ -202,6 +202,7 @@ class Controller:
                 _set_environment(self._inherited)
             self._environment_read = self._off = False
             self._policy = Policy.SKIP
+            self._limit = BisectLimit()
             self._reporter.close()
 
     def graph_fingerprint(self) -> str | None:

@@ -64,6 +64,15 @@ def test_numbers_are_the_same_when_a_pass_is_asked_for_again(passes, monkeypatch
     assert in_place("two") == [STEP, FREE]
 
 
+def test_numbers_start_again_after_a_reset(passes, monkeypatch):
+    """As if the library had just been imported."""
+    monkeypatch.setenv(ENVIRONMENT, "1")
+    ascend_opt.load_config({"passes": {"one": {}}})
+    ascend_opt.reset()
+    ascend_opt.load_config({"passes": {"two": {}}})
+    assert in_place("two") == [STEP]
+
+
 def test_a_pass_with_nothing_left_is_off_and_says_why(passes, monkeypatch):
     """A pass beyond the limit is no error, not even where the policy is strict."""
     monkeypatch.setenv(ENVIRONMENT, "0")
