@@ -108,6 +108,14 @@ class Answer:
     error: str = ""
 
 
+def likeliest(choice: dict[str, Any]) -> list[dict[int, float]]:
+    """Return the log probabilities of the likeliest tokens, for each token of a server's choice."""
+    return [
+        {int(token.removeprefix("token_id:")): value for token, value in top.items()}
+        for top in choice["logprobs"]["top_logprobs"]
+    ]
+
+
 def ask(address: str, request: Request) -> Answer:
     """Send a request and read its tokens; at its cut, close the connection and read no further."""
     answer = Answer()
@@ -149,9 +157,6 @@ def _read(response: http.client.HTTPResponse, request: Request, answer: Answer) 
         answer.tokens += choice["token_ids"] or []
         answer.finish_reason = choice["finish_reason"]
         if choice["logprobs"]:
-            answer.logprobs += [
-                {int(token.removeprefix("token_id:")): value for token, value in top.items()}
-                for top in choice["logprobs"]["top_logprobs"]
-            ]
+            answer.logprobs += likeliest(choice)
         if request.cut_after is not None and len(answer.tokens) >= request.cut_after:
             return

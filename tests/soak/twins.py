@@ -16,6 +16,7 @@ import http_server
 from prometheus_client.parser import text_string_to_metric_families
 from soak.engines import Engine
 from soak.memory import Held, held
+from soak.traffic import likeliest
 
 from ascend_opt import reporting
 from ascend_opt.config import ENVIRONMENT
@@ -90,8 +91,8 @@ class Twin:
             logprobs=5,
             return_tokens_as_token_ids=True,
         )
-        (top,) = choice["logprobs"]["top_logprobs"]
-        return {int(token.removeprefix("token_id:")): value for token, value in top.items()}
+        (top,) = likeliest(choice)
+        return top
 
 
 @contextmanager
